@@ -1,0 +1,2 @@
+//! The `unhand` command: reads files, asks `unhand-analyze`, prints the answer.
+fn main() {}

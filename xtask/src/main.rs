@@ -1,0 +1,2 @@
+//! House rules and generated files, run as `cargo xtask`.
+fn main() {}
