@@ -1,0 +1,49 @@
+# The day's commands. Each is one line that can also be typed without `just`.
+
+# List the recipes
+default:
+    @just --list
+
+# Build everything once
+setup:
+    cargo build --workspace --all-targets
+
+# Format, lints and house rules
+lint:
+    cargo xtask lint
+
+# Run the tests, or those whose name contains a word
+test *words:
+    cargo test --workspace {{words}}
+
+# Everything CI runs
+ci:
+    .ci/run
+
+# House rules alone
+check:
+    cargo xtask check
+
+# Write code in the house format
+format:
+    cargo fmt --all
+
+# Accept changed inline snapshots after reading the difference
+accept:
+    cargo insta test --accept --workspace
+
+# Compare the allocator with PyTorch's own, built from its wheel
+oracle:
+    python3 tests/oracle/fetch.py && python3 tests/oracle/build.py && UNHAND_REQUIRE_ORACLE=1 cargo test -p unhand-alloc --release --test differential
+
+# Count the instructions of the hot paths
+bench:
+    cargo bench --workspace
+
+# The reference of the crates
+docs:
+    cargo doc --workspace --no-deps --open
+
+# The unhand command, built for speed
+run *arguments:
+    cargo run --release --quiet -p unhand-cli -- {{arguments}}
