@@ -8,6 +8,7 @@ what that release does. A failure means that the oracle, the fake runtime or our
 """
 
 import os
+import re
 import subprocess
 import sys
 
@@ -76,7 +77,6 @@ def expand(command):
 def sizes_and_segments(play, version):
     a = play("malloc 1 1", "malloc 2 1M", "malloc 3 1M+1", "malloc 4 10M-1", "malloc 5 10M+1", "malloc 6 0",
              "snapshot", total=1 << 30)
-    assert [s[1] // MIB for s in sorted(a.segments())] == sorted([2, 2, 20, 12]) or True
     by_size = sorted(s[1] // MIB for s in a.segments())
     # 1 B and 1 MiB share a 2 MiB segment; 1 MiB + 512 opens a 20 MiB one, into which 10 MiB fits as well.
     assert by_size == [2, 12, 20], by_size
@@ -85,8 +85,6 @@ def sizes_and_segments(play, version):
 
 @check
 def split_is_strict_at_one_mib(play, version):
-    a = play("malloc 1 19M", "malloc 2 18M", "snapshot")
-    assert sorted(s[2] for s in a.segments()) == sorted([[("a", 20 * MIB)], [("a", 18 * MIB)]]) or True
     a = play("malloc 1 20M", "free 1", "malloc 2 19M", "snapshot")
     assert a.segments()[0][2] == [("a", 20 * MIB)]
     a = play("malloc 1 20M", "free 1", "malloc 2 19M-512", "snapshot")
@@ -95,13 +93,12 @@ def split_is_strict_at_one_mib(play, version):
 
 @check
 def ties_go_to_age_since_2_12(play, version):
-    a = play("malloc 1 20M", "malloc 2 20M", "free 1", "empty_cache", "malloc 3 20M", "free 2", "free 3",
+    a = play("malloc 1 20M", "malloc 2 20M", "free 2", "empty_cache", "malloc 3 20M", "free 1", "free 3",
              "malloc 4 20M")
     first, second, third, fourth = (a.addr(i) for i in (0, 1, 4, 7))
-    # The fake driver hands the freed place out again, so the third is younger than the second.
-    assert third == first and third != second
-    low, old = min(third, second), second
-    assert fourth == (old if version >= (2, 12) else low)
+    # New places go downwards and the freed one is handed out again: the third block is low and young.
+    assert third == second < first
+    assert fourth == (first if version >= (2, 12) else third)
 
 
 @check
@@ -109,7 +106,7 @@ def fraction_is_rounded_since_2_13(play, version):
     a = play("fraction 0.7", "malloc 1 60M", "last_error", total=64 * MIB)
     assert a[1] == "oom"
     # 0.7 * 64 MiB = 46976204.8; the message says 44.80 MiB either way, so look at the limit by allocating at it.
-    total = 10 * MIB * 3
+    total = 30 * MIB
     # fraction * total = 20 MiB - 0.4 (rounds to 20 MiB, truncates to one byte less)
     fraction = (20 * MIB - 0.4) / total
     a = play(f"fraction {fraction:.17g}", "malloc 1 20M", total=total)
@@ -152,14 +149,10 @@ def max_split_releases_the_largest_first(play, version):
 
 @check
 def use_on_oom_comes_before_freeing_since_2_11(play, version):
-    a = play("pool_create 1 use_on_oom", "pool_begin 1", "malloc 1 20M", "pool_end 1", "free 1", "malloc 2 30M", "free 2",
-             "malloc 3 30M", "malloc 4 20M", "free 3", "trace_since", "malloc 5 18M", "trace_since", total=70 * MIB)
-    assert a[8].startswith("0x")
-    first = play("pool_create 1 use_on_oom", "pool_begin 1", "malloc 1 20M", "pool_end 1", "free 1", "malloc 2 12M",
-                 "free 2", "malloc 3 20M", "trace_since", total=36 * MIB)
-    released = "segment_free" in first.trace()
-    assert first[7].startswith("0x")
-    assert released == (version < (2, 11)), first
+    a = play("pool_create 1 use_on_oom", "pool_begin 1", "malloc 1 20M", "pool_end 1", "free 1", "malloc 2 12M",
+             "free 2", "malloc 3 20M", "trace_since", total=36 * MIB)
+    assert a[7].startswith("0x")
+    assert ("segment_free" in a.trace()) == (version < (2, 11)), a
 
 
 @check
@@ -218,7 +211,6 @@ def expandable_oom_keeps_what_was_mapped(play, version):
 def roundup_tables(play, version):
     a = play("malloc 1 1200", "malloc 2 5000", "malloc 3 17M", "malloc 4 100M+1", "stats", "snapshot", total=1 << 30,
              conf="roundup_power2_divisions:8")
-    assert a.stats(4)["allocated_bytes.all.current"] == 1536 - 256 + 0 + 5120 + 18 * MIB + 104 * MIB or True
     sizes = sorted(size for s in a.segments() for state, size in s[2] if state == "a")
     assert sizes == [1536, 5120, 18 * MIB, 104 * MIB], sizes
     cfg = play("snapshot", conf="roundup_power2_divisions:[256:1,512:2,1024:4,>:8]")[0].split(";")[0].split()
@@ -277,15 +269,19 @@ def fake_driver_placement(play, version):
     assert a.addr(5) == top - 160 * MIB and a.addr(6) == top - 64 * MIB
 
 
+def release(version):
+    return tuple(int(n) for n in re.findall(r"\d+", version))
+
+
 def main():
     build = os.path.join(HERE, "build")
-    there = sorted(os.listdir(build)) if os.path.isdir(build) else []
+    there = sorted(os.listdir(build), key=release) if os.path.isdir(build) else []
     versions = sys.argv[1:] or [v for v in there if os.path.exists(os.path.join(build, v, "driver"))]
     if not versions:
         raise SystemExit("check.py: nothing built; run fetch.py, then build.py")
     failed = 0
     for version in versions:
-        numbers = tuple(int(n) for n in version.split("."))
+        numbers = release(version)
         for function in CHECKS:
             oracle = Oracle(version)
             try:
