@@ -34,7 +34,7 @@ accept:
 
 # Compare the allocator with PyTorch's own, built from its wheel
 oracle:
-    tests/oracle/fetch.py && tests/oracle/build.py && UNHAND_REQUIRE_ORACLE=1 cargo test --release -p unhand-alloc --test differential
+    python3 tests/oracle/fetch.py && python3 tests/oracle/build.py && UNHAND_REQUIRE_ORACLE=1 cargo test --release -p unhand-alloc --test differential
 
 # Count the instructions of the hot paths
 bench:
