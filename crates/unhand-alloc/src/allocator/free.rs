@@ -1,0 +1,293 @@
+//! free: let go of a block, wait for other streams if need be, merge with free neighbours.
+//!
+//! Source: `DeviceCachingAllocator::free`, `free_block`, `try_merge_blocks`, `insert_events`,
+//! `process_events`, `synchronize_and_free_events`, `insert_events_deferred_until_no_capture`.
+
+use std::collections::VecDeque;
+
+use super::{Allocation, DeviceAllocator, Traced};
+use crate::block::{BlockId, Context};
+use crate::device::{Device, StreamId};
+use crate::error::AllocError;
+use crate::history::{Action, HistoryLevel};
+use crate::pool::PoolId;
+use crate::stats::Kind;
+
+impl<D: Device> DeviceAllocator<D> {
+    /// Takes a block back. Blocks that other streams used come free once those streams have caught up.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidPointer`] when it is not handed out; [`AllocError::Device`].
+    #[inline]
+    pub fn free(&mut self, allocation: Allocation) -> Result<(), AllocError> {
+        self.free_with_context(allocation, None)
+    }
+
+    /// [`free`](Self::free) with the caller's context, kept at [`HistoryLevel::All`] only.
+    #[inline]
+    pub fn free_with_context(
+        &mut self,
+        allocation: Allocation,
+        context: Option<Context>,
+    ) -> Result<(), AllocError> {
+        let Some(id) = allocation.block else { return Ok(()) };
+        match self.arena.get(id) {
+            Some(block) if block.is_allocated() && block.address == allocation.address => {
+                self.free_allocated(id, context)
+            }
+            _ => Err(AllocError::InvalidPointer(allocation.address)),
+        }
+    }
+
+    /// [`free`](Self::free) by address; 0 is ignored.
+    #[inline]
+    pub fn free_address(&mut self, address: u64) -> Result<(), AllocError> {
+        if address == 0 {
+            return Ok(());
+        }
+        let id = self.by_address.find(address, &self.arena);
+        self.free_allocated(id.ok_or(AllocError::InvalidPointer(address))?, None)
+    }
+
+    /// The allocation behind a live address.
+    pub fn find(&self, address: u64) -> Option<Allocation> {
+        let block = self.by_address.find(address, &self.arena)?;
+        Some(Allocation { address, block: Some(block) })
+    }
+
+    #[inline]
+    pub(super) fn free_allocated(&mut self, id: BlockId, context: Option<Context>) -> Result<(), AllocError> {
+        let context = if self.history.level == HistoryLevel::All { context } else { None };
+        let block = &mut self.arena[id];
+        block.set_allocated(false);
+        let (address, size, requested) = (block.address, block.size, block.requested);
+        let traced = Traced { stream: block.stream, pool: block.pool, context: context.or(block.context) };
+        let pending = block.is_pending();
+        self.by_address.remove(address, id);
+        let kind = self.pool(traced.pool).kind;
+        self.counters.decrease(kind, Kind::Allocation, 1);
+        self.counters.decrease(kind, Kind::AllocatedBytes, size);
+        self.trace(Action::FreeRequested, address, requested, &traced);
+        if self.is_oversize(size) {
+            self.counters.oversize_allocations.decrease(1);
+        }
+        if !pending {
+            self.free_block(id, context);
+            Ok(())
+        } else if self.in_capture(self.streams.handle(traced.stream)) {
+            self.deferred.push(id);
+            Ok(())
+        } else {
+            self.insert_events(id)
+        }
+    }
+
+    /// Returns a block to its pool, merged with what is free beside it.
+    #[inline]
+    pub(super) fn free_block(&mut self, id: BlockId, context: Option<Context>) {
+        let block = &mut self.arena[id];
+        let (address, size, requested) = (block.address, block.size, block.requested);
+        let traced = Traced { stream: block.stream, pool: block.pool, context: context.or(block.context) };
+        let counts_splits = block.expandable.is_none();
+        block.context = None;
+        let (prev, next) = (block.prev, block.next);
+        self.trace(Action::FreeCompleted, address, requested, &traced);
+
+        let (mut split_change, mut split_bytes_change) = (0, 0);
+        for neighbour in [prev, next].into_iter().flatten() {
+            if let Some(merged) = self.try_merge(id, neighbour) {
+                split_change -= 1;
+                split_bytes_change -= merged.cast_signed();
+            }
+        }
+        self.insert_free(id);
+        let block = &self.arena[id];
+        if block.is_split() {
+            split_change += 1;
+            split_bytes_change += block.size.cast_signed();
+        }
+        let kind = self.pool(traced.pool).kind;
+        if counts_splits && (prev.is_some() || next.is_some()) {
+            self.counters.change(kind, Kind::InactiveSplit, split_change);
+            self.counters.change(kind, Kind::InactiveSplitBytes, split_bytes_change);
+        }
+        self.counters.decrease(kind, Kind::Active, 1);
+        self.counters.decrease(kind, Kind::ActiveBytes, size);
+        self.counters.decrease(kind, Kind::RequestedBytes, requested);
+    }
+
+    /// Lets `dst` absorb a free neighbour in the same state of mapping; returns the neighbour's bytes.
+    #[inline]
+    pub(super) fn try_merge(&mut self, dst: BlockId, src: BlockId) -> Option<u64> {
+        let mapped = self.arena[dst].is_mapped();
+        let source = &self.arena[src];
+        if !source.is_idle() || source.is_mapped() != mapped {
+            return None;
+        }
+        // The keys depend on size and address, so the neighbour leaves its set before anything changes.
+        if mapped {
+            self.remove_free(src);
+        } else {
+            self.remove_unmapped(src);
+        }
+        let source = &self.arena[src];
+        let (address, size) = (source.address, source.size);
+        let (prev, next, segment_context) = (source.prev, source.next, source.segment_context);
+        let target = &mut self.arena[dst];
+        target.size += size;
+        if target.prev == Some(src) {
+            target.address = address;
+            target.prev = prev;
+            target.segment_context = segment_context;
+            if let Some(prev) = prev {
+                self.arena[prev].next = Some(dst);
+            }
+        } else {
+            target.next = next;
+            if let Some(next) = next {
+                self.arena[next].prev = Some(dst);
+            }
+        }
+        self.arena.remove(src);
+        Some(size)
+    }
+
+    /// Notes that a stream uses a block (`record_stream`). Ignored for the stream it was allocated on.
+    ///
+    /// # Errors
+    /// [`AllocError::InvalidPointer`] when the address is not handed out.
+    pub fn record_stream(&mut self, allocation: Allocation, stream: StreamId) -> Result<(), AllocError> {
+        let Some(id) = allocation.block else { return Ok(()) };
+        let index = self.streams.index(stream);
+        match self.arena.get(id) {
+            Some(block) if block.is_allocated() && block.address == allocation.address => {
+                if block.stream == index {
+                    return Ok(());
+                }
+            }
+            _ => return Err(AllocError::InvalidPointer(allocation.address)),
+        }
+        self.arena[id].set_pending(true);
+        let in_capture = self.in_capture(stream);
+        let pending = self.pending.entry(id).or_default();
+        if !pending.uses.contains(&index) {
+            pending.uses.push(index);
+        }
+        if in_capture && !pending.capture_uses.contains(&index) {
+            pending.capture_uses.push(index);
+        }
+        Ok(())
+    }
+
+    /// Records an event on each stream that used the block; it comes free when the last one completes.
+    fn insert_events(&mut self, id: BlockId) -> Result<(), AllocError> {
+        let uses = self.pending.get_mut(&id).map(|pending| std::mem::take(&mut pending.uses));
+        for stream in uses.unwrap_or_default() {
+            let event = self.device.record_event(self.streams.handle(stream))?;
+            if let Some(pending) = self.pending.get_mut(&id) {
+                pending.events += 1;
+            }
+            match self.events.iter_mut().find(|(owner, _)| *owner == stream) {
+                Some((_, queue)) => queue.push_back((event, id)),
+                None => self.events.push((stream, VecDeque::from([(event, id)]))),
+            }
+        }
+        Ok(())
+    }
+
+    /// After a capture: uses recorded inside it are settled by the graph's own joins, earlier ones need events.
+    fn process_deferred(&mut self) -> Result<(), AllocError> {
+        for id in std::mem::take(&mut self.deferred) {
+            if let Some(pending) = self.pending.get_mut(&id) {
+                let in_capture = std::mem::take(&mut pending.capture_uses);
+                pending.uses.retain(|stream| !in_capture.contains(stream));
+            }
+            self.insert_events(id)?;
+            self.free_if_settled(id);
+        }
+        Ok(())
+    }
+
+    fn free_if_settled(&mut self, id: BlockId) {
+        let settled =
+            self.pending.get(&id).is_none_or(|pending| pending.events == 0 && pending.uses.is_empty());
+        if settled {
+            self.pending.remove(&id);
+            self.arena[id].set_pending(false);
+            self.free_block(id, None);
+        }
+    }
+
+    fn event_done(&mut self, id: BlockId) {
+        if let Some(pending) = self.pending.get_mut(&id) {
+            pending.events -= 1;
+        }
+        self.free_if_settled(id);
+    }
+
+    /// Frees the blocks whose events have completed. Never waits.
+    #[cold]
+    pub(super) fn process_events(&mut self) -> Result<(), AllocError> {
+        self.process_deferred()?;
+        let mut at = 0;
+        while at < self.events.len() {
+            while let Some(&(event, id)) = self.events[at].1.front() {
+                if !self.device.query_event(event)? {
+                    break;
+                }
+                self.events[at].1.pop_front();
+                self.device.destroy_event(event);
+                self.event_done(id);
+            }
+            if self.events[at].1.is_empty() {
+                self.events.remove(at);
+            } else {
+                at += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Looks once for completed events, as every malloc outside a capture does.
+    ///
+    /// # Errors
+    /// [`AllocError::Device`].
+    pub fn poll_events(&mut self) -> Result<(), AllocError> {
+        self.process_events()
+    }
+
+    /// Waits for all events, or those of one private pool's blocks, and frees the blocks.
+    pub(super) fn synchronize_and_free_events(&mut self, only: Option<PoolId>) -> Result<(), AllocError> {
+        self.counters.num_sync_all_streams += 1;
+        self.process_deferred()?;
+        let queues = std::mem::take(&mut self.events);
+        let mut kept = Vec::new();
+        let mut queues = queues.into_iter();
+        while let Some((stream, mut queue)) = queues.next() {
+            let mut rest = VecDeque::new();
+            while let Some((event, id)) = queue.pop_front() {
+                let owner = self.pool(self.arena[id].pool).owner;
+                if only.is_some_and(|only| only != owner) {
+                    rest.push_back((event, id));
+                    continue;
+                }
+                if let Err(error) = self.device.synchronize_event(event) {
+                    // Nothing is forgotten: what was not waited for stays pending.
+                    queue.push_front((event, id));
+                    rest.append(&mut queue);
+                    kept.push((stream, rest));
+                    kept.extend(queues);
+                    self.events = kept;
+                    return Err(error.into());
+                }
+                self.device.destroy_event(event);
+                self.event_done(id);
+            }
+            if !rest.is_empty() {
+                kept.push((stream, rest));
+            }
+        }
+        self.events = kept;
+        Ok(())
+    }
+}

@@ -1,0 +1,424 @@
+//! Free blocks in PyTorch's exact order (stream, size, [age,] address), in constant time for common sizes.
+//!
+//! Each stream has bins by size: exact multiples of 512 bytes up to 32 KiB, then 64 bins for every power of
+//! two. A bin keeps its blocks sorted, bins are in order of size, and a two-level bitmap finds the next bin
+//! that is not empty, so "the smallest block that fits" is two bit scans and a look at one short sorted list.
+//! That is the order of a tree over all blocks (`BlockComparatorSize`), without the tree. A bin that grows
+//! long, as when thousands of blocks have one size, turns into a tree of its own.
+
+use std::collections::BTreeSet;
+
+use crate::block::{BlockId, StreamIndex};
+use crate::size::MIN_BLOCK_SIZE;
+
+/// Bits of a key's first word that hold the age; the size, in units of 512 bytes, sits above them.
+const AGE_BITS: u32 = 28;
+/// The largest block the order can hold: 32 TiB.
+pub(crate) const MAX_BLOCK_BYTES: u64 = (1 << (64 - AGE_BITS)) * MIN_BLOCK_SIZE - MIN_BLOCK_SIZE;
+/// log2 of the bins per power of two.
+const SUB_BITS: u32 = 6;
+/// A sorted list longer than this becomes a tree …
+const LIST_MOST: usize = 96;
+/// … and a tree shorter than this a list again.
+const TREE_LEAST: usize = 24;
+
+/// A free block's place in the order. The stream is not part of it: each stream has its own bins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FreeKey {
+    size_and_age: u64,
+    address: u64,
+    id: BlockId,
+}
+
+impl FreeKey {
+    /// `age` is 0 for releases that break ties by address alone.
+    #[inline]
+    pub(crate) fn new(size: u64, age: u32, address: u64, id: BlockId) -> FreeKey {
+        debug_assert!(size <= MAX_BLOCK_BYTES);
+        let age = u64::from(age) & ((1 << AGE_BITS) - 1);
+        FreeKey { size_and_age: (size / MIN_BLOCK_SIZE) << AGE_BITS | age, address, id }
+    }
+
+    #[inline]
+    pub(crate) fn size(self) -> u64 {
+        (self.size_and_age >> AGE_BITS) * MIN_BLOCK_SIZE
+    }
+
+    #[inline]
+    pub(crate) fn id(self) -> BlockId {
+        self.id
+    }
+
+    #[inline]
+    fn bin(self) -> usize {
+        bin_of(self.size_and_age >> AGE_BITS)
+    }
+}
+
+/// The bin of a size in units of 512 bytes: exact below 64 units, then 64 bins per power of two.
+#[inline]
+#[expect(clippy::cast_possible_truncation, reason = "a bin is below 2048")]
+fn bin_of(units: u64) -> usize {
+    let log2 = (units | 1).ilog2();
+    if log2 < SUB_BITS {
+        return units as usize;
+    }
+    let octave = log2 - SUB_BITS;
+    (((u64::from(octave) + 1) << SUB_BITS) + ((units >> octave) - (1 << SUB_BITS))) as usize
+}
+
+/// The blocks of one bin.
+#[derive(Debug)]
+enum Bin {
+    /// Sorted from last to first, so that taking the first is a pop.
+    List(Vec<FreeKey>),
+    Tree(BTreeSet<FreeKey>),
+}
+
+impl Bin {
+    /// Returns whether the bin was empty.
+    #[inline]
+    fn insert(&mut self, key: FreeKey) -> bool {
+        match self {
+            Bin::List(list) => {
+                let at = list.partition_point(|other| *other > key);
+                list.insert(at, key);
+                if list.len() > LIST_MOST {
+                    *self = Bin::Tree(std::mem::take(list).into_iter().collect());
+                    return false;
+                }
+                list.len() == 1
+            }
+            Bin::Tree(tree) => {
+                tree.insert(key);
+                false
+            }
+        }
+    }
+
+    /// Returns whether the key was there, and whether the bin is empty now.
+    #[inline]
+    fn remove(&mut self, key: FreeKey) -> (bool, bool) {
+        match self {
+            Bin::List(list) => {
+                let at = list.partition_point(|other| *other > key);
+                let found = list.get(at) == Some(&key);
+                if found {
+                    list.remove(at);
+                }
+                (found, list.is_empty())
+            }
+            Bin::Tree(tree) => {
+                let found = tree.remove(&key);
+                if tree.len() < TREE_LEAST {
+                    *self = Bin::List(std::mem::take(tree).into_iter().rev().collect());
+                }
+                (found, false)
+            }
+        }
+    }
+
+    #[inline]
+    fn first(&self) -> Option<FreeKey> {
+        match self {
+            Bin::List(list) => list.last().copied(),
+            Bin::Tree(tree) => tree.first().copied(),
+        }
+    }
+
+    fn last(&self) -> Option<FreeKey> {
+        match self {
+            Bin::List(list) => list.first().copied(),
+            Bin::Tree(tree) => tree.last().copied(),
+        }
+    }
+
+    /// The first block of at least `size_and_age`.
+    #[inline]
+    fn at_least(&self, size_and_age: u64) -> Option<FreeKey> {
+        match self {
+            Bin::List(list) => {
+                let at = list.partition_point(|other| other.size_and_age >= size_and_age);
+                at.checked_sub(1).map(|at| list[at])
+            }
+            Bin::Tree(tree) => {
+                let from = FreeKey { size_and_age, address: 0, id: BlockId::from_index(0) };
+                tree.range(from..).next().copied()
+            }
+        }
+    }
+
+    fn after(&self, key: FreeKey) -> Option<FreeKey> {
+        match self {
+            Bin::List(list) => {
+                let at = list.partition_point(|other| *other > key);
+                at.checked_sub(1).map(|at| list[at])
+            }
+            Bin::Tree(tree) => {
+                tree.range((std::ops::Bound::Excluded(key), std::ops::Bound::Unbounded)).next().copied()
+            }
+        }
+    }
+
+    fn before(&self, key: FreeKey) -> Option<FreeKey> {
+        match self {
+            Bin::List(list) => {
+                let at = list.partition_point(|other| *other >= key);
+                list.get(at).copied()
+            }
+            Bin::Tree(tree) => tree.range(..key).next_back().copied(),
+        }
+    }
+
+    fn push_all(&self, into: &mut Vec<FreeKey>) {
+        match self {
+            Bin::List(list) => into.extend(list.iter().rev()),
+            Bin::Tree(tree) => into.extend(tree),
+        }
+    }
+}
+
+/// The free blocks of one stream.
+#[derive(Debug, Default)]
+struct StreamBins {
+    bins: Vec<Bin>,
+    /// One bit per bin: not empty.
+    occupied: Vec<u64>,
+    /// One bit per word of `occupied`: not zero.
+    summary: u64,
+}
+
+impl StreamBins {
+    #[inline]
+    fn insert(&mut self, key: FreeKey) {
+        let bin = key.bin();
+        if bin >= self.bins.len() {
+            self.grow(bin);
+        }
+        if self.bins[bin].insert(key) {
+            self.occupied[bin / 64] |= 1 << (bin % 64);
+            self.summary |= 1 << (bin / 64);
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, bin: usize) {
+        self.bins.resize_with((bin + 1).next_multiple_of(64), || Bin::List(Vec::new()));
+        self.occupied.resize(self.bins.len() / 64, 0);
+    }
+
+    #[inline]
+    fn remove(&mut self, key: FreeKey) -> bool {
+        let bin = key.bin();
+        let Some(blocks) = self.bins.get_mut(bin) else { return false };
+        let (found, empty) = blocks.remove(key);
+        if empty {
+            self.occupied[bin / 64] &= !(1 << (bin % 64));
+            if self.occupied[bin / 64] == 0 {
+                self.summary &= !(1 << (bin / 64));
+            }
+        }
+        found
+    }
+
+    /// The first bin from `bin` on that is not empty.
+    #[inline]
+    fn occupied_from(&self, bin: usize) -> Option<usize> {
+        let word = bin / 64;
+        let here = self.occupied.get(word)? & (u64::MAX << (bin % 64));
+        if here != 0 {
+            return Some(word * 64 + here.trailing_zeros() as usize);
+        }
+        let later = if word >= 63 { 0 } else { self.summary & (u64::MAX << (word + 1)) };
+        if later == 0 {
+            return None;
+        }
+        let word = later.trailing_zeros() as usize;
+        Some(word * 64 + self.occupied[word].trailing_zeros() as usize)
+    }
+
+    /// The last bin before `bin` that is not empty.
+    fn occupied_before(&self, bin: usize) -> Option<usize> {
+        let bin = bin.min(self.bins.len());
+        let (word, bit) = (bin / 64, bin % 64);
+        let here = self.occupied.get(word).map_or(0, |bits| bits & !(u64::MAX << bit));
+        if here != 0 {
+            return Some(word * 64 + 63 - here.leading_zeros() as usize);
+        }
+        let earlier = self.summary & !(u64::MAX << word);
+        if earlier == 0 {
+            return None;
+        }
+        let word = 63 - earlier.leading_zeros() as usize;
+        Some(word * 64 + 63 - self.occupied[word].leading_zeros() as usize)
+    }
+
+    #[inline]
+    fn at_least(&self, size: u64) -> Option<FreeKey> {
+        let units = size.div_ceil(MIN_BLOCK_SIZE);
+        let bin = bin_of(units);
+        let found = self.occupied_from(bin)?;
+        if found == bin && bin >= 1 << SUB_BITS {
+            // A bin above 32 KiB holds several sizes: those below the request come first.
+            if let Some(key) = self.bins[bin].at_least(units << AGE_BITS) {
+                return Some(key);
+            }
+            return self.bins[self.occupied_from(bin + 1)?].first();
+        }
+        self.bins[found].first()
+    }
+}
+
+/// The free blocks of one pool.
+#[derive(Debug, Default)]
+pub(crate) struct FreeSet {
+    streams: Vec<Option<Box<StreamBins>>>,
+    len: usize,
+}
+
+impl FreeSet {
+    #[inline]
+    fn stream(&self, stream: StreamIndex) -> Option<&StreamBins> {
+        self.streams.get(stream.0 as usize)?.as_deref()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    #[inline]
+    pub(crate) fn insert(&mut self, stream: StreamIndex, key: FreeKey) {
+        let index = stream.0 as usize;
+        if index >= self.streams.len() {
+            self.streams.resize_with(index + 1, || None);
+        }
+        self.streams[index].get_or_insert_default().insert(key);
+        self.len += 1;
+    }
+
+    /// Returns whether the block was there.
+    #[inline]
+    pub(crate) fn remove(&mut self, stream: StreamIndex, key: FreeKey) -> bool {
+        let bins = self.streams.get_mut(stream.0 as usize).and_then(Option::as_deref_mut);
+        let found = bins.is_some_and(|bins| bins.remove(key));
+        self.len -= usize::from(found);
+        found
+    }
+
+    /// The first block of `stream` with at least `size` bytes (`std::set::lower_bound` of the search key).
+    #[inline]
+    pub(crate) fn at_least(&self, stream: StreamIndex, size: u64) -> Option<FreeKey> {
+        self.stream(stream)?.at_least(size)
+    }
+
+    /// The next block of the same stream.
+    pub(crate) fn after(&self, stream: StreamIndex, key: FreeKey) -> Option<FreeKey> {
+        let bins = self.stream(stream)?;
+        let bin = key.bin();
+        let here = bins.bins.get(bin).and_then(|blocks| blocks.after(key));
+        here.or_else(|| bins.bins[bins.occupied_from(bin + 1)?].first())
+    }
+
+    /// The block before `key` of the same stream.
+    pub(crate) fn before(&self, stream: StreamIndex, key: FreeKey) -> Option<FreeKey> {
+        let bins = self.stream(stream)?;
+        let bin = key.bin();
+        let here = bins.bins.get(bin).and_then(|blocks| blocks.before(key));
+        here.or_else(|| bins.bins[bins.occupied_before(bin)?].last())
+    }
+
+    /// The last block of a stream.
+    pub(crate) fn last(&self, stream: StreamIndex) -> Option<FreeKey> {
+        let bins = self.stream(stream)?;
+        bins.bins[bins.occupied_before(bins.bins.len())?].last()
+    }
+
+    /// All blocks of a stream, in order.
+    pub(crate) fn of_stream(&self, stream: StreamIndex) -> Vec<FreeKey> {
+        let mut keys = Vec::new();
+        if let Some(bins) = self.stream(stream) {
+            let mut bin = 0;
+            while let Some(found) = bins.occupied_from(bin) {
+                bins.bins[found].push_all(&mut keys);
+                bin = found + 1;
+            }
+        }
+        keys
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const STREAM: StreamIndex = StreamIndex(0);
+
+    #[test]
+    fn bins_are_monotonic_in_size_and_fit_the_summary() {
+        let mut last = 0;
+        for units in
+            (0..100_000u64).chain((17..36).flat_map(|bit| [(1 << bit) - 1, 1 << bit, (1 << bit) + 1]))
+        {
+            let bin = bin_of(units);
+            assert!(bin >= last || units < 100_000, "{units}");
+            last = bin;
+        }
+        assert!(bin_of((1 << 36) - 1) < 64 * 64);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Insert { units: u64, age: u32, address: u64 },
+        RemoveNth(usize),
+        Ask(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let units = prop_oneof![1..80u64, 1..5000u64, Just(7u64), 1..(1u64 << 30)];
+        prop_oneof![
+            4 => (units.clone(), 0..3u32, 0..4000u64)
+                .prop_map(|(units, age, address)| Step::Insert { units, age, address: address * 512 }),
+            2 => (0..500usize).prop_map(Step::RemoveNth),
+            3 => units.prop_map(Step::Ask),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn prop_same_order_as_one_tree(steps in prop::collection::vec(step(), 1..600)) {
+            let mut set = FreeSet::default();
+            let mut model: BTreeSet<FreeKey> = BTreeSet::new();
+            for (number, step) in steps.into_iter().enumerate() {
+                match step {
+                    Step::Insert { units, age, address } => {
+                        let key = FreeKey::new(units * 512, age, address, BlockId::from_index(number));
+                        set.insert(STREAM, key);
+                        model.insert(key);
+                    }
+                    Step::RemoveNth(nth) => {
+                        if let Some(key) = model.iter().nth(nth).copied() {
+                            model.remove(&key);
+                            prop_assert!(set.remove(STREAM, key));
+                            prop_assert!(!set.remove(STREAM, key));
+                        }
+                    }
+                    Step::Ask(units) => {
+                        let from = FreeKey::new(units * 512, 0, 0, BlockId::from_index(0));
+                        let expected = model.range(from..).next().copied();
+                        prop_assert_eq!(set.at_least(STREAM, units * 512), expected);
+                        if let Some(key) = expected {
+                            let after = model.range((std::ops::Bound::Excluded(key), std::ops::Bound::Unbounded));
+                            prop_assert_eq!(set.after(STREAM, key), after.clone().next().copied());
+                            prop_assert_eq!(set.before(STREAM, key), model.range(..key).next_back().copied());
+                        }
+                    }
+                }
+                prop_assert_eq!(set.len(), model.len());
+            }
+            prop_assert_eq!(set.last(STREAM), model.last().copied());
+            prop_assert_eq!(set.of_stream(STREAM), model.into_iter().collect::<Vec<_>>());
+        }
+    }
+}
