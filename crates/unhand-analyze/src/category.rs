@@ -91,14 +91,14 @@ impl Category {
     /// Corrects the category of one block by what is known of its life.
     ///
     /// * A block made in backward and released inside `zero_grad` was a gradient.
-    /// * A block of exactly the size of a cuBLAS workspace that is the only one of its size on its stream and
-    ///   was never released is that workspace: PyTorch makes one per handle and stream, at the first matrix
-    ///   product, with that product's stack, and keeps it.
+    /// * A block of exactly the size of a cuBLAS workspace that is the first of its size from its stack, was
+    ///   never released, and was not followed by another that was kept, is that workspace: PyTorch makes one per
+    ///   handle and stream, at the first matrix product, with that product's stack, and keeps it. Parameters
+    ///   and optimizer state are kept just so; their frames say what they are.
     pub fn refined(self, life: &LifeHints) -> Category {
-        if life.only_of_its_size && !life.freed && is_cublas_workspace(life.requested_bytes) {
-            return Category::Workspace;
-        }
+        let is_kept_alone = life.is_first_and_only_kept && is_cublas_workspace(life.requested_bytes);
         match self {
+            Category::Activations | Category::Backward | Category::Unknown if is_kept_alone => Category::Workspace,
             Category::Backward if life.freed_by_zero_grad => Category::Gradients,
             other => other,
         }
@@ -110,12 +110,10 @@ impl Category {
 pub struct LifeHints {
     /// The requested bytes.
     pub requested_bytes: u64,
-    /// Whether it was freed within the recording.
-    pub freed: bool,
     /// Whether the stack of its free runs through `zero_grad`.
     pub freed_by_zero_grad: bool,
-    /// Whether it is the only block of its size on its stream that was never freed.
-    pub only_of_its_size: bool,
+    /// Whether it is the first block of its size from its stack, and the only one of them never freed.
+    pub is_first_and_only_kept: bool,
 }
 
 /// Whether `bytes` is the size of a workspace that PyTorch allocates for cuBLAS: 4096 KiB × 2 + 16 KiB × 8 by
@@ -294,12 +292,13 @@ mod tests {
 
     #[test]
     fn the_life_of_a_block_corrects_its_category() {
-        let gradient = LifeHints { freed: true, freed_by_zero_grad: true, ..LifeHints::default() };
+        let gradient = LifeHints { freed_by_zero_grad: true, ..LifeHints::default() };
         assert_eq!(Category::Backward.refined(&gradient), Category::Gradients);
         let workspace =
-            LifeHints { requested_bytes: 33_554_432, only_of_its_size: true, ..LifeHints::default() };
+            LifeHints { requested_bytes: 33_554_432, is_first_and_only_kept: true, ..LifeHints::default() };
         assert_eq!(Category::Activations.refined(&workspace), Category::Workspace);
-        let many = LifeHints { only_of_its_size: false, ..workspace };
+        let many = LifeHints { is_first_and_only_kept: false, ..workspace };
         assert_eq!(Category::Activations.refined(&many), Category::Activations);
+        assert_eq!(Category::Parameters.refined(&workspace), Category::Parameters);
     }
 }

@@ -192,6 +192,11 @@ pub fn explain(snapshot: &Snapshot, device: usize, options: &ExplainOptions) -> 
     for oom in &mut ooms {
         let time = snapshot.traces[device].event(oom.event_index).time_us;
         oom.during = time.and_then(|t| spans.innermost_at(t)).map(|s| s.name.clone());
+        if let Some(timeline) = &timeline {
+            let at = Some(oom.event_index);
+            oom.holders = hold_at(snapshot, timeline, at, &rounding, &mut sites, &mut facts, false).holders;
+            oom.holders.truncate(5);
+        }
     }
 
     let gaps = timeline.as_ref().map(|t| t.gaps).unwrap_or_default();

@@ -100,19 +100,22 @@ pub(crate) struct HeldBlock {
 /// What the whole history says about single blocks, looked up often.
 #[derive(Debug, Default)]
 pub(crate) struct LifeFacts {
-    workspaces: FxHashSet<(u64, u64)>,
+    /// Stack, size and address of blocks that may be cuBLAS workspaces.
+    workspaces: FxHashSet<(StackId, u64, u64)>,
     zero_grad: FxHashMap<StackId, bool>,
 }
 
 impl LifeFacts {
     pub(crate) fn of(timeline: Option<&Timeline>) -> Self {
-        let mut survivors: FxHashMap<(u64, u64), u32> = FxHashMap::default();
-        for life in timeline.iter().flat_map(|t| &t.lives) {
-            if life.survives() && is_cublas_workspace(life.requested_bytes) {
-                *survivors.entry((life.stream, life.requested_bytes)).or_default() += 1;
-            }
+        // Of each stack and size: the first block, and how many were kept.
+        let mut seen: FxHashMap<(StackId, u64), (&Life, u32)> = FxHashMap::default();
+        let lives = timeline.iter().flat_map(|t| &t.lives);
+        for life in lives.filter(|life| is_cublas_workspace(life.requested_bytes)) {
+            let entry = seen.entry((life.stack, life.requested_bytes)).or_insert((life, 0));
+            entry.1 += u32::from(life.survives());
         }
-        let workspaces = survivors.into_iter().filter(|&(_, n)| n == 1).map(|(key, _)| key).collect();
+        let alone = seen.into_iter().filter(|(_, (first, kept))| *kept == 1 && first.survives());
+        let workspaces = alone.map(|((stack, bytes), (first, _))| (stack, bytes, first.address)).collect();
         LifeFacts { workspaces, zero_grad: FxHashMap::default() }
     }
 
@@ -131,9 +134,9 @@ impl LifeFacts {
         });
         told.refined(&LifeHints {
             requested_bytes: life.requested_bytes,
-            freed: !life.survives(),
             freed_by_zero_grad,
-            only_of_its_size: self.workspaces.contains(&(life.stream, life.requested_bytes)),
+            is_first_and_only_kept: life.survives()
+                && self.workspaces.contains(&(life.stack, life.requested_bytes, life.address)),
         })
     }
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 use unhand_snapshot::{Action, Event, PoolId, SegmentKind, Snapshot};
 
+use crate::holding::Holder;
 use crate::prose::plural;
 use crate::rounding::Rounding;
 use crate::timeline::Timeline;
@@ -44,6 +45,8 @@ pub struct OutOfMemory {
     pub missing_bytes: Option<u64>,
     /// The largest block that would have fitted: in a hole, or in a segment the driver still had.
     pub would_have_fitted_bytes: u64,
+    /// The largest holders then, at most five.
+    pub holders: Vec<Holder>,
     /// All that as a sentence or two.
     pub sentence: String,
 }
@@ -62,7 +65,7 @@ pub enum Verdict {
     Retry,
 }
 
-/// The out-of-memory errors in a device's history; the last field of each call is who was live, told elsewhere.
+/// The out-of-memory errors in a device's history. Who was live is filled in by the caller.
 pub(crate) fn find(snapshot: &Snapshot, timeline: &Timeline, rounding: &Rounding) -> Vec<OutOfMemory> {
     let Some(trace) = snapshot.traces.get(timeline.device) else { return Vec::new() };
     let events = trace.actions().iter().enumerate().filter(|(_, action)| **action == Action::Oom);
@@ -138,6 +141,7 @@ fn judge(
         verdict,
         missing_bytes: (verdict == Verdict::Shortage).then(|| wanted - usable - device_free),
         would_have_fitted_bytes: largest.max(from_driver),
+        holders: Vec::new(),
         sentence: String::new(),
     };
     oom.sentence = oom.say(reserved_peak_before(snapshot, timeline, index));
@@ -164,17 +168,11 @@ impl OutOfMemory {
             ),
             Verdict::Limit => {
                 let (low, high) = (peak_before, self.reserved_bytes + self.segment_bytes);
-                let inside = if self.usable_free_bytes >= self.wanted_bytes {
-                    format!(
-                        " Of the {} reserved, {usable} were free, but in {holes}, the largest of {largest}.",
-                        Bytes(self.reserved_bytes)
-                    )
-                } else {
-                    format!(
-                        " Of the {} reserved, {usable} could serve this request ({holes}, the largest of {largest}).",
-                        Bytes(self.reserved_bytes)
-                    )
-                };
+                let only = if self.usable_free_bytes < self.wanted_bytes { "only " } else { "" };
+                let inside = format!(
+                    " Of the {} reserved, {only}{usable} were free for this request, in {holes} (the largest: {largest}).",
+                    Bytes(self.reserved_bytes)
+                );
                 let cap = if low < high {
                     format!(
                         "either a limit of this process (torch.cuda.set_per_process_memory_fraction), which must lie \

@@ -34,6 +34,8 @@ pub struct StuckSegment {
     pub address: u64,
     /// Its bytes.
     pub total_bytes: u64,
+    /// Bytes that are pinned: all of it, or of an expandable segment the pages with both live and free bytes.
+    pub pinned_bytes: u64,
     /// Its free bytes that cannot go back.
     pub stuck_bytes: u64,
     /// The stream it serves (raw handle).
@@ -72,8 +74,10 @@ pub struct PinGroup {
     pub sites: Vec<String>,
     /// Number of segments.
     pub segments: u64,
-    /// Bytes of the segments.
-    pub total_bytes: u64,
+    /// Number of their pages, of expandable segments; `None` when there are others among them.
+    pub pages: Option<u64>,
+    /// Bytes that are pinned (see [`StuckSegment::pinned_bytes`]).
+    pub pinned_bytes: u64,
     /// Number of live blocks that pin them.
     pub pins: u64,
     /// Bytes of those blocks.
@@ -88,6 +92,9 @@ pub struct PinGroup {
 pub(crate) struct FreeParts {
     pub(crate) returnable_bytes: u64,
     pub(crate) stuck_bytes: u64,
+    pinned_bytes: u64,
+    /// Pages among them, of an expandable segment.
+    pages: Option<u64>,
     pins: Vec<Pin>,
 }
 
@@ -130,7 +137,8 @@ impl Cache {
                 )
             });
             group.segments += 1;
-            group.total_bytes += segment.total_size;
+            group.pages = group.pages.zip(parts.pages).map(|(sum, n)| sum + n);
+            group.pinned_bytes += parts.pinned_bytes;
             group.would_return_bytes += parts.stuck_bytes;
             for pin in &parts.pins {
                 group.pins += 1;
@@ -140,6 +148,7 @@ impl Cache {
             cache.stuck.push(StuckSegment {
                 address: segment.address,
                 total_bytes: segment.total_size,
+                pinned_bytes: parts.pinned_bytes,
                 stuck_bytes: parts.stuck_bytes,
                 stream: segment.stream,
                 pool: (segment.pool_id.0, segment.pool_id.1),
@@ -170,7 +179,8 @@ impl PinGroup {
         PinGroup {
             sites,
             segments: 0,
-            total_bytes: 0,
+            pages: Some(0),
+            pinned_bytes: 0,
             pins: 0,
             pin_bytes: 0,
             would_return_bytes: 0,
@@ -179,29 +189,42 @@ impl PinGroup {
     }
 
     fn say(&self, only_size: Option<u64>) -> String {
-        let (verb, them) =
-            (if self.segments == 1 { "is" } else { "are" }, if self.pins == 1 { "it" } else { "them" });
+        let them = if self.pins == 1 { "it" } else { "them" };
+        let what = match self.pages {
+            Some(1) => "1 page".to_owned(),
+            Some(n) => plural(n, "page"),
+            None => plural(self.segments, "segment"),
+        };
+        let verb = if what.starts_with("1 ") { "is" } else { "are" };
         let mut blocks = plural(self.pins, "block");
         match only_size {
             Some(size) => blocks += &format!(" of {}", Bytes(size)),
             None => blocks += &format!(" ({} together)", Bytes(self.pin_bytes)),
         }
-        let allocated_at = match self.sites.as_slice() {
-            [] => String::new(),
-            [one] if one.starts_with('(') => format!(" {one}"),
-            [one] => format!(" allocated at {one}"),
-            [one, two] => format!(" allocated at {one} and {two}"),
-            [one, two, rest @ ..] => {
-                format!(" allocated at {one}, {two} and {}", plural(rest.len() as u64, "other line"))
-            }
-        };
         format!(
-            "{} ({}) {verb} pinned by {blocks}{allocated_at}; re-creating {them} would return {}.",
-            plural(self.segments, "segment"),
-            Bytes(self.total_bytes),
+            "{what} ({}) {verb} pinned by {blocks}{}; re-creating {them} would return {}.",
+            Bytes(self.pinned_bytes),
+            allocated_at(&self.sites),
             Bytes(self.would_return_bytes)
         )
     }
+}
+
+/// ` allocated at a.py:1, b.py:2 and 3 other lines`.
+fn allocated_at(sites: &[String]) -> String {
+    let (threads, lines): (Vec<&str>, Vec<&str>) =
+        sites.iter().map(String::as_str).partition(|site| site.starts_with('('));
+    let mut parts: Vec<String> = lines.iter().take(2).map(|&line| line.to_owned()).collect();
+    if lines.len() > 2 {
+        parts.push(plural(lines.len() as u64 - 2, "other line"));
+    }
+    if !threads.is_empty() {
+        parts.push("threads without Python frames".to_owned());
+    }
+    let (Some(last), lead) = (parts.pop(), parts.join(", ")) else { return String::new() };
+    let list = if lead.is_empty() { last } else { format!("{lead} and {last}") };
+    let verb = if lines.is_empty() { "allocated by" } else { "allocated at" };
+    format!(" {verb} {list}")
 }
 
 pub(crate) fn is_small(segment: &Segment) -> bool {
@@ -213,7 +236,7 @@ pub(crate) fn free_parts(segment: &Segment, rounding: &Rounding) -> FreeParts {
         segment.blocks.iter().filter(|b| b.state == BlockState::Inactive).map(|b| b.size).sum();
     let is_free = segment.blocks.iter().all(|b| b.state == BlockState::Inactive);
     if is_free || free_bytes == 0 {
-        return FreeParts { returnable_bytes: free_bytes, stuck_bytes: 0, pins: Vec::new() };
+        return FreeParts { returnable_bytes: free_bytes, stuck_bytes: 0, pinned_bytes: 0, pages: None, pins: Vec::new() };
     }
     let pin = |block: &Block| Pin {
         address: block.address,
@@ -225,7 +248,7 @@ pub(crate) fn free_parts(segment: &Segment, rounding: &Rounding) -> FreeParts {
     };
     let live = segment.blocks.iter().filter(|b| b.state != BlockState::Inactive);
     if !segment.is_expandable {
-        return FreeParts { returnable_bytes: 0, stuck_bytes: free_bytes, pins: live.map(pin).collect() };
+        return FreeParts { returnable_bytes: 0, stuck_bytes: free_bytes, pinned_bytes: segment.total_size, pages: None, pins: live.map(pin).collect() };
     }
 
     // `empty_cache` unmaps the pages that lie entirely inside one free block. A mapped range begins at a page
@@ -260,6 +283,8 @@ pub(crate) fn free_parts(segment: &Segment, rounding: &Rounding) -> FreeParts {
     FreeParts {
         returnable_bytes,
         stuck_bytes: free_bytes - returnable_bytes,
+        pinned_bytes: mixed.len() as u64 * page,
+        pages: Some(mixed.len() as u64),
         pins: live.filter(touches_mixed_page).map(pin).collect(),
     }
 }

@@ -11,7 +11,7 @@ pub struct Count(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span(pub i64);
 
-/// A part of a whole as a percentage: `44 %`, `<1 %`; `100 %` only when nothing is missing.
+/// A part of a whole as a percentage: `44%`, `<1%`; `100%` only when nothing is missing.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Share(pub u64, pub u64);
 
@@ -21,11 +21,19 @@ pub fn plural(n: u64, noun: &str) -> String {
 }
 
 /// Writes `text` broken at spaces so that no line is wider than `width`; lines after the first begin with
-/// `indent` spaces. A word longer than the line stays whole.
+/// `indent` spaces. A word longer than the line stays whole, and so do a number and its unit.
 pub fn wrap(text: &str, width: usize, indent: usize) -> String {
     let mut out = String::with_capacity(text.len() + 16);
     let mut column = 0;
-    for word in text.split(' ').filter(|w| !w.is_empty()) {
+    let mut words = text.split(' ').filter(|w| !w.is_empty()).peekable();
+    while let Some(word) = words.next() {
+        let mut word = word.to_owned();
+        if word.ends_with(|c: char| c.is_ascii_digit()) {
+            if let Some(unit) = words.next_if(|next| is_unit(next)) {
+                word.push(' ');
+                word.push_str(unit);
+            }
+        }
         let length = word.chars().count();
         if column > 0 && column + 1 + length > width {
             out.push('\n');
@@ -35,10 +43,15 @@ pub fn wrap(text: &str, width: usize, indent: usize) -> String {
             out.push(' ');
             column += 1;
         }
-        out.push_str(word);
+        out.push_str(&word);
         column += length;
     }
     out
+}
+
+fn is_unit(word: &str) -> bool {
+    let word = word.trim_end_matches(|c: char| !c.is_alphanumeric());
+    matches!(word, "B" | "KiB" | "MiB" | "GiB" | "TiB" | "PiB" | "EiB" | "µs" | "ms" | "s" | "min" | "h")
 }
 
 /// At most `width` characters of `text`, with `…` in place of the *beginning* when it is longer: the end of
@@ -84,13 +97,13 @@ impl fmt::Display for Share {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Share(part, whole) = *self;
         if whole == 0 || part == 0 {
-            return f.pad("0 %");
+            return f.pad("0%");
         }
         let percent = (u128::from(part) * 200 + u128::from(whole)) / (u128::from(whole) * 2);
         let text = match percent {
-            0 => "<1 %".to_owned(),
-            100 if part < whole => ">99 %".to_owned(),
-            p => format!("{p} %"),
+            0 => "<1%".to_owned(),
+            100 if part < whole => ">99%".to_owned(),
+            p => format!("{p}%"),
         };
         f.pad(&text)
     }
@@ -117,16 +130,17 @@ mod tests {
 
     #[test]
     fn shares_never_claim_all_or_nothing_wrongly() {
-        assert_eq!(Share(0, 10).to_string(), "0 %");
-        assert_eq!(Share(1, 1000).to_string(), "<1 %");
-        assert_eq!(Share(999, 1000).to_string(), ">99 %");
-        assert_eq!(Share(10, 10).to_string(), "100 %");
-        assert_eq!(Share(1, 0).to_string(), "0 %");
+        assert_eq!(Share(0, 10).to_string(), "0%");
+        assert_eq!(Share(1, 1000).to_string(), "<1%");
+        assert_eq!(Share(999, 1000).to_string(), ">99%");
+        assert_eq!(Share(10, 10).to_string(), "100%");
+        assert_eq!(Share(1, 0).to_string(), "0%");
     }
 
     #[test]
     fn wraps_at_spaces() {
         assert_eq!(wrap("one two three", 8, 2), "one two\n  three");
+        assert_eq!(wrap("holds 20.0 MiB, or", 12, 0), "holds\n20.0 MiB, or");
         assert_eq!(keep_end("/very/long/path.py", 8), "…path.py");
     }
 }

@@ -137,7 +137,7 @@ fn write_holders(out: &mut String, changes: &[HolderChange], options: &TextOptio
     if changes.len() > options.limit {
         let rest: i64 = changes[options.limit..].iter().map(|c| c.change_bytes.0).sum();
         let n = (changes.len() - options.limit) as u64;
-        writeln!(out, "  {:>11}  in {} more", BytesChange(rest), plural(n, "holder"))?;
+        writeln!(out, "  {:>11}  in {}", BytesChange(rest), plural(n, "more holder"))?;
     }
     Ok(())
 }

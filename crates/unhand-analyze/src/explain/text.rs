@@ -133,11 +133,11 @@ impl Page {
         for suspect in leaks.suspects.iter().take(self.options.limit) {
             let sure = match suspect.confidence {
                 Confidence::High => "",
-                Confidence::Medium => " (likely)",
-                Confidence::Low => " (a guess: repetitions are only inferred)",
+                Confidence::Medium => "likely: ",
+                Confidence::Low => "perhaps: ",
             };
             let kind = suspect.category.map(|c| format!(" They are {}.", c.words())).unwrap_or_default();
-            let sentence = capital(&format!("{}{sure}.{kind}", suspect.sentence));
+            let sentence = capital(&format!("{sure}{}.{kind}", suspect.sentence));
             let text = wrap(&sentence, self.width - 2, 2);
             writeln!(self.out, "  {}", self.options.style.warning(text))?;
             for frame in suspect.frames.iter().take(if self.options.stacks { usize::MAX } else { 0 }) {
@@ -162,7 +162,16 @@ impl Page {
                 Bytes(oom.would_have_fitted_bytes)
             );
             let lead = if at.is_empty() { String::new() } else { format!("{at}{during}: ") };
-            self.item(&format!("{lead}{}{fitted}", oom.sentence))?;
+            let largest: Vec<String> = oom
+                .holders
+                .iter()
+                .filter(|h| h.category.is_some())
+                .take(3)
+                .map(|h| format!("{} at {}", Bytes(h.requested_bytes), h.site.place()))
+                .collect();
+            let owners =
+                if largest.is_empty() { String::new() } else { format!(" Largest: {}.", largest.join(", ")) };
+            self.item(&format!("{lead}{}{fitted}{owners}", oom.sentence))?;
         }
         self.rest(e.ooms.len(), "error")
     }
@@ -175,8 +184,8 @@ impl Page {
         self.section("At the peak")?;
         let when = when(&peaks.requested);
         let lead = if when.is_empty() { String::new() } else { format!("{}, ", capital(&when)) };
-        let verb = if lead.is_empty() { "It was held" } else { "it was held" };
-        self.prose(&format!("{lead}{verb} by {}{}", plural(holding.blocks, "block"), categories(holding)))?;
+        let bytes = Bytes(holding.requested_bytes);
+        self.prose(&format!("{lead}{bytes} were held by {}{}", plural(holding.blocks, "block"), categories(holding)))?;
         self.holders(holding, false)?;
         if holding.categories.is_none() {
             self.prose(
@@ -203,10 +212,10 @@ impl Page {
             String::new()
         };
         self.prose(&format!(
-            "{} are still allocated, {} reserved, in {}{pending}{}",
-            Bytes(end.allocated_bytes),
+            "Of {} reserved, {} are still allocated in {}{pending}{}",
             Bytes(end.reserved_bytes),
-            plural(end.holding.blocks, "block"),
+            Bytes(end.allocated_bytes),
+            plural(end.holding.blocks - end.pending_blocks, "block"),
             categories(&end.holding)
         ))?;
         self.holders(&end.holding, e.recording.events > 0)?;
@@ -257,10 +266,11 @@ impl Page {
         for segment in cache.stuck.iter().take(3) {
             writeln!(
                 self.out,
-                "    segment {:#x}: {} of {} stuck, beside {}",
+                "    {} {:#x}: {} of {} stuck, beside {}",
+                if segment.is_expandable { "pages of the segment at" } else { "segment" },
                 segment.address,
                 Bytes(segment.stuck_bytes),
-                Bytes(segment.total_bytes),
+                Bytes(segment.pinned_bytes),
                 plural(segment.pins.len() as u64, "live block")
             )?;
             for pin in segment.pins.iter().take(3) {
@@ -329,6 +339,7 @@ impl Page {
         let shown = &holding.holders[..holding.holders.len().min(self.options.limit)];
         let label = |h: &Holder| h.category.map_or("", |c| c.label());
         let labels = shown.iter().map(|h| label(h).len()).max().unwrap_or(0);
+        let second_width = if ages { 11 } else { 4 };
         for holder in shown {
             let second = if ages {
                 holder.oldest_age_us.map_or_else(|| "older".to_owned(), |us| Span(us).to_string())
@@ -336,7 +347,7 @@ impl Page {
                 Share(holder.requested_bytes, holding.requested_bytes).to_string()
             };
             let mut row = format!(
-                "  {:>9}  {second:>11}  {:>12}  ",
+                "  {:>9}  {second:>second_width$}  {:>12}  ",
                 Bytes(holder.requested_bytes),
                 plural(holder.blocks, "block")
             );
@@ -361,7 +372,7 @@ impl Page {
         let rest = &holding.holders[shown.len()..];
         if !rest.is_empty() {
             let bytes: u64 = rest.iter().map(|h| h.requested_bytes).sum();
-            writeln!(self.out, "  {:>9}  in {} more", Bytes(bytes), plural(rest.len() as u64, "holder"))?;
+            writeln!(self.out, "  {:>9}  in {}", Bytes(bytes), plural(rest.len() as u64, "more holder"))?;
         }
         if ages && !shown.is_empty() {
             let faint = "  (second column: the age of the oldest block)";
@@ -438,18 +449,22 @@ fn line_of(holder: &Holder, room: usize) -> String {
         }
         return line;
     }
-    let mut line = holder.site.name.clone();
-    if holder.site.only_torch {
-        line += " [only torch frames]";
-    }
-    if let Some(own) = &holder.site.called_from {
-        let own = format!(" from {own}");
-        let left = room.saturating_sub(own.chars().count());
-        if left >= 24 {
-            return keep_end(&line, left) + &own;
-        }
-    }
-    keep_end(&line, room)
+    let site = &holder.site;
+    let own = site.called_from.as_ref().map(|own| format!(" from {own}")).unwrap_or_default();
+    let note = if site.only_torch { " [only torch frames]" } else { "" };
+    // What is dropped first when room is short: the folders, the function, and only then the person's own line.
+    let file_only = |text: &str| -> String {
+        let folders = text.split(':').next().and_then(|path| path.rfind('/')).map_or(0, |slash| slash + 1);
+        text[folders..].to_owned()
+    };
+    let candidates = [
+        format!("{}{note}{own}", site.name),
+        format!("{}{note}{own}", file_only(&site.name)),
+        format!("{}{note}{own}", file_only(site.place())),
+        format!("{}{note}", file_only(&site.name)),
+    ];
+    let fitting = candidates.into_iter().find(|text| text.chars().count() <= room);
+    fitting.unwrap_or_else(|| keep_end(&file_only(site.place()), room))
 }
 
 fn capital(text: &str) -> String {
