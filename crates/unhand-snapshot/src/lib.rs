@@ -2,38 +2,32 @@
 
 #![forbid(unsafe_code)]
 
+mod convert;
+mod decompress;
 mod error;
 mod hash;
+mod item;
+mod keys;
+mod machine;
 mod model;
+mod opcode;
+mod pickler;
+mod read;
 mod release;
+mod settle;
 mod stacks;
 mod strings;
 mod trace;
+mod truncated;
 mod value;
+mod write;
 
+pub use decompress::{decompress, decompress_limited, decompress_partial};
 pub use error::Error;
 pub use model::*;
+pub use read::ReadOptions;
 pub use release::ReleaseRange;
 pub use stacks::{Frame, Stacks};
 pub use strings::Strings;
 pub use trace::Trace;
 pub use value::{Extra, Value};
-
-/// How to read a snapshot.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ReadOptions {
-    /// Take what there is of a file that is cut off, with a [`Warning::Truncated`], instead of an error.
-    pub tolerate_truncation: bool,
-}
-
-impl Snapshot {
-    /// Reads a snapshot.
-    pub fn read(_bytes: &[u8], _options: &ReadOptions) -> Result<Snapshot, Error> {
-        Err(Error::NotAPickle { looks_like: "nothing yet" })
-    }
-
-    /// Writes the snapshot as a pickle of protocol 4.
-    pub fn write(&self, _w: &mut impl std::io::Write) -> Result<(), Error> {
-        Err(Error::Unwritable { what: "nothing yet" })
-    }
-}
