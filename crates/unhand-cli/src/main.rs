@@ -1,2 +1,7 @@
-//! The `unhand` command: reads files, asks `unhand-analyze`, prints the answer.
-fn main() {}
+//! The program `unhand`; everything it does is in the library beside it.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    ExitCode::from(unhand_cli::run(std::env::args_os()))
+}

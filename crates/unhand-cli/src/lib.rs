@@ -1,0 +1,66 @@
+//! The `unhand` command: arguments in, an answer on stdout, an exit code out.
+//!
+//! This crate is the only one that opens files, knows a terminal and prints. What it prints is computed
+//! and worded in `unhand-analyze`; each command has one file here, named like the command.
+
+mod arguments;
+mod diff;
+mod explain;
+mod export;
+mod failure;
+mod flame;
+mod load;
+mod open;
+mod output;
+mod parallel;
+mod printer;
+mod progress;
+mod replay;
+mod settings;
+mod table;
+
+use std::ffi::OsString;
+
+use clap::Parser;
+
+use crate::arguments::{Arguments, Command};
+use crate::failure::{Failure, Outcome};
+use crate::printer::Printer;
+
+/// Runs the command line `arguments`, program name first, and gives the exit code: 0 fine, 1 found what
+/// was asked for, 2 bad use, 3 bad input.
+pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    let arguments = match Arguments::try_parse_from(arguments) {
+        Ok(arguments) => arguments,
+        Err(error) => {
+            // Help and version go to stdout, misuse to stderr. If nobody listens, nobody is told.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).unwrap_or(2);
+        }
+    };
+    let mut printer = Printer::stdout(arguments.shared.color);
+    let outcome = perform(&arguments, &mut printer).and_then(|outcome| {
+        printer.finish()?;
+        Ok(outcome)
+    });
+    match outcome {
+        Ok(outcome) => outcome.exit_code(),
+        Err(failure) => {
+            // What was printed before the failure belongs before its message.
+            let _ = printer.finish();
+            failure.report(arguments.shared.color);
+            failure.exit_code()
+        }
+    }
+}
+
+fn perform(arguments: &Arguments, printer: &mut Printer) -> Result<Outcome, Failure> {
+    let shared = arguments.shared;
+    match &arguments.command {
+        Command::Explain(explain) => explain::run(explain, shared, printer),
+        Command::Replay(replay) => replay::run(replay, shared, printer),
+        Command::Diff(diff) => diff::run(diff, shared, printer),
+        Command::Flame(flame) => flame::run(flame, shared, printer),
+        Command::Export(export) => export::run(export, shared, printer),
+    }
+}
