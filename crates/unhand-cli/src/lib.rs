@@ -19,6 +19,11 @@ mod replay;
 mod settings;
 mod table;
 
+/// Compiles the Rust in README.md.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
 use std::ffi::OsString;
 
 use clap::Parser;

@@ -1,5 +1,7 @@
 //! Aligned columns as text: the first to the left, the numbers to the right, wide cells cut.
 
+use unhand_analyze::keep_end;
+
 use crate::failure::Failure;
 use crate::printer::Printer;
 
@@ -79,15 +81,6 @@ impl Table {
     }
 }
 
-/// The end of `cell`, after an ellipsis, if all of it does not fit: the end of a path tells more.
-fn keep_end(cell: &str, width: usize) -> String {
-    let n_cut = (length(cell) + 1).saturating_sub(width);
-    if n_cut <= 1 {
-        return cell.to_owned();
-    }
-    std::iter::once('…').chain(cell.chars().skip(n_cut)).collect()
-}
-
 fn length(cell: &str) -> usize {
     cell.chars().count()
 }
@@ -108,12 +101,6 @@ mod tests {
     fn columns_are_as_wide_as_they_must_be() {
         assert_eq!(widths(&[], 80), [4, 4]);
         assert_eq!(widths(&[["a", "14.5 GiB"]], 80), [4, 8]);
-    }
-
-    #[test]
-    fn the_end_of_a_path_is_kept() {
-        assert_eq!(keep_end("a/b.pickle", 10), "a/b.pickle");
-        assert_eq!(keep_end("aa/b.pickle", 10), "…/b.pickle");
     }
 
     #[test]

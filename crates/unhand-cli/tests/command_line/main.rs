@@ -1,5 +1,7 @@
 //! Whole runs of the command: arguments in; stdout, stderr and the exit code out.
 
+mod answers;
 mod broken_input;
+mod figures;
 mod run;
 mod usage;
