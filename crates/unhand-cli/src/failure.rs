@@ -89,6 +89,14 @@ impl Failure {
         self
     }
 
+    /// Adds an error of the operating system, without the path that `fs_err` adds: the message has it.
+    pub(crate) fn because_io(self, error: &std::io::Error) -> Failure {
+        match error.get_ref().and_then(|error| error.source()) {
+            Some(bare) => self.because(bare),
+            None => self.because(error),
+        }
+    }
+
     /// Adds what the reader can do now.
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Failure {
         self.hint = Some(hint.into());

@@ -149,8 +149,9 @@ pub(crate) fn stdin_twice() -> Failure {
 }
 
 fn snapshots_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let cannot_read =
-        |error| Failure::bad_input(format!("cannot read the folder: `{}`", folder.display())).because(&error);
+    let cannot_read = |error| {
+        Failure::bad_input(format!("cannot read the folder: `{}`", folder.display())).because_io(&error)
+    };
     let mut files = Vec::new();
     for entry in fs::read_dir(folder).map_err(cannot_read)? {
         let path = entry.map_err(cannot_read)?.path();
@@ -198,7 +199,7 @@ fn natural_key(name: &str) -> Vec<(usize, String)> {
 
 fn cannot_open(path: &Path, error: &std::io::Error) -> Failure {
     let message = format!("cannot read: `{}`", path.display());
-    let failure = Failure::bad_input(message).because(error);
+    let failure = Failure::bad_input(message).because_io(error);
     match error.kind() {
         std::io::ErrorKind::NotFound => failure.hint(
             "record one with `torch.cuda.memory._dump_snapshot(\"snapshot.pickle\")`, or check the path",

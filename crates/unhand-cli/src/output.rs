@@ -81,7 +81,7 @@ impl Drop for OutputFile {
 }
 
 fn cannot_write(target: &Path, error: &io::Error) -> Failure {
-    Failure::bad_input(format!("cannot write: `{}`", target.display())).because(error)
+    Failure::bad_input(format!("cannot write: `{}`", target.display())).because_io(error)
 }
 
 #[cfg(test)]

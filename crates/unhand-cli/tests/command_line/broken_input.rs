@@ -22,7 +22,7 @@ fn a_missing_file() {
     ----- stdout
     ----- stderr
     error: cannot read: `nowhere.pickle`
-      caused by: failed to open file `nowhere.pickle`: No such file or directory (os error 2)
+      caused by: No such file or directory (os error 2)
 
     hint: record one with `torch.cuda.memory._dump_snapshot("snapshot.pickle")`, or check the path
     "#);
