@@ -98,7 +98,9 @@ impl Category {
     pub fn refined(self, life: &LifeHints) -> Category {
         let is_kept_alone = life.is_first_and_only_kept && is_cublas_workspace(life.requested_bytes);
         match self {
-            Category::Activations | Category::Backward | Category::Unknown if is_kept_alone => Category::Workspace,
+            Category::Activations | Category::Backward | Category::Unknown if is_kept_alone => {
+                Category::Workspace
+            }
             Category::Backward if life.freed_by_zero_grad => Category::Gradients,
             other => other,
         }

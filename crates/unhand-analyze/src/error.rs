@@ -20,6 +20,12 @@ pub enum Error {
         /// The device index asked for.
         device: usize,
     },
+    /// Settings to replay under were refused.
+    #[error(transparent)]
+    Settings(#[from] unhand_alloc::SettingsError),
+    /// The allocator could not follow the recording.
+    #[error("cannot replay the history")]
+    Replay(#[source] unhand_alloc::AllocError),
     /// The flame graph could not be drawn.
     #[error("cannot draw the flame graph: `{0}`")]
     Flame(String),

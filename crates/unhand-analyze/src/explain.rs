@@ -107,7 +107,7 @@ pub struct Peaks {
 pub struct Peak {
     /// The bytes.
     pub peak_bytes: u64,
-    /// Whether this is the figure itself; otherwise it is the least that it can be.
+    /// Whether this is the figure itself, within the recorded history; otherwise it is the least it can be.
     pub is_exact: bool,
     /// The event after which it was first reached; `None` when that was before the history began.
     pub event_index: Option<usize>,

@@ -48,6 +48,7 @@ mod pins;
 mod places;
 mod prose;
 mod ranks;
+pub mod replay;
 mod rounding;
 mod site;
 mod spans;

@@ -4,6 +4,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use unhand_snapshot::{Block, BlockState, PoolId, Segment, SegmentKind, StackId};
 
+use crate::category::is_cublas_workspace;
 use crate::prose::plural;
 use crate::rounding::Rounding;
 use crate::site::{SiteId, Sites};
@@ -63,6 +64,8 @@ pub struct Pin {
     pub is_pending: bool,
     /// The line that allocated it; `None` when no stack was recorded.
     pub site: Option<String>,
+    /// Whether it has the size of a cuBLAS workspace, which `torch._C._cuda_clearCublasWorkspaces()` releases.
+    pub is_workspace_size: bool,
     #[serde(skip)]
     stack: StackId,
 }
@@ -236,7 +239,13 @@ pub(crate) fn free_parts(segment: &Segment, rounding: &Rounding) -> FreeParts {
         segment.blocks.iter().filter(|b| b.state == BlockState::Inactive).map(|b| b.size).sum();
     let is_free = segment.blocks.iter().all(|b| b.state == BlockState::Inactive);
     if is_free || free_bytes == 0 {
-        return FreeParts { returnable_bytes: free_bytes, stuck_bytes: 0, pinned_bytes: 0, pages: None, pins: Vec::new() };
+        return FreeParts {
+            returnable_bytes: free_bytes,
+            stuck_bytes: 0,
+            pinned_bytes: 0,
+            pages: None,
+            pins: Vec::new(),
+        };
     }
     let pin = |block: &Block| Pin {
         address: block.address,
@@ -244,11 +253,18 @@ pub(crate) fn free_parts(segment: &Segment, rounding: &Rounding) -> FreeParts {
         requested_bytes: block.requested_size,
         is_pending: block.state == BlockState::ActivePendingFree,
         site: None,
+        is_workspace_size: is_cublas_workspace(block.requested_size),
         stack: block.stack,
     };
     let live = segment.blocks.iter().filter(|b| b.state != BlockState::Inactive);
     if !segment.is_expandable {
-        return FreeParts { returnable_bytes: 0, stuck_bytes: free_bytes, pinned_bytes: segment.total_size, pages: None, pins: live.map(pin).collect() };
+        return FreeParts {
+            returnable_bytes: 0,
+            stuck_bytes: free_bytes,
+            pinned_bytes: segment.total_size,
+            pages: None,
+            pins: live.map(pin).collect(),
+        };
     }
 
     // `empty_cache` unmaps the pages that lie entirely inside one free block. A mapped range begins at a page

@@ -215,8 +215,7 @@ impl<'a> Pass<'a> {
                 if let Some(place) = self.at.remove(&address) {
                     // Its free was not recorded. It ends here at the latest.
                     self.gaps.allocs_over_live += 1;
-                    self.release(place, index, StackId::NONE);
-                    self.die(place, index);
+                    self.die(place, index, StackId::NONE);
                 }
                 let life = Life {
                     address,
@@ -249,16 +248,12 @@ impl<'a> Pass<'a> {
                         place
                     }
                 };
-                if self.life(place).released == NEVER {
-                    self.release(place, index, event.stack);
-                }
-                self.die(place, index);
+                self.die(place, index, event.stack);
             }
             Action::Free => {
                 let place = self.place(address, bytes, event.stream);
                 self.at.remove(&address);
-                self.release(place, index, event.stack);
-                self.die(place, index);
+                self.die(place, index, event.stack);
             }
             Action::SegmentAlloc | Action::SegmentMap => self.reserved.add(bytes, index),
             Action::SegmentFree | Action::SegmentUnmap => self.reserved.now -= i128::from(bytes),
@@ -285,6 +280,7 @@ impl<'a> Pass<'a> {
         place
     }
 
+    /// The owner lets go: the block waits until its free completes.
     fn release(&mut self, place: Place, index: usize, stack: StackId) {
         let life = self.life(place);
         if life.released != NEVER {
@@ -297,12 +293,19 @@ impl<'a> Pass<'a> {
         self.pending.add(bytes, index);
     }
 
-    fn die(&mut self, place: Place, index: usize) {
+    /// The block is free: it waited, or was let go and freed in one.
+    fn die(&mut self, place: Place, index: usize, stack: StackId) {
         let life = self.life(place);
+        let bytes = life.requested_bytes;
         life.died = short(index);
-        let bytes = i128::from(life.requested_bytes);
-        self.requested.now -= bytes;
-        self.pending.now -= bytes;
+        if life.released == NEVER {
+            life.released = short(index);
+            life.free_stack = stack;
+            self.allocated.now -= i128::from(self.rounding.block_bytes(bytes));
+        } else {
+            self.pending.now -= i128::from(bytes);
+        }
+        self.requested.now -= i128::from(bytes);
     }
 
     fn finish(mut self, snapshot: &Snapshot, device: usize) -> Timeline {

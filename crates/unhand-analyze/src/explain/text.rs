@@ -185,7 +185,11 @@ impl Page {
         let when = when(&peaks.requested);
         let lead = if when.is_empty() { String::new() } else { format!("{}, ", capital(&when)) };
         let bytes = Bytes(holding.requested_bytes);
-        self.prose(&format!("{lead}{bytes} were held by {}{}", plural(holding.blocks, "block"), categories(holding)))?;
+        self.prose(&format!(
+            "{lead}{bytes} were held by {}{}",
+            plural(holding.blocks, "block"),
+            categories(holding)
+        ))?;
         self.holders(holding, false)?;
         if holding.categories.is_none() {
             self.prose(
@@ -276,7 +280,10 @@ impl Page {
             for pin in segment.pins.iter().take(3) {
                 let site = pin.site.as_deref().unwrap_or("");
                 let pending = if pin.is_pending { " (freed, waits for a stream)" } else { "" };
-                let row = format!("      {:#x}  {:>9}  {site}{pending}", pin.address, Bytes(pin.block_bytes));
+                let size = if pin.is_workspace_size { " (the size of a cuBLAS workspace)" } else { "" };
+                let note = format!("{site}{pending}{size}");
+                let row =
+                    format!("      {:#x}  {:>9}  {}", pin.address, Bytes(pin.block_bytes), note.trim_start());
                 writeln!(self.out, "{}", row.trim_end())?;
             }
             if segment.pins.len() > 3 {
