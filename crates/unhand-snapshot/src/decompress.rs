@@ -12,6 +12,9 @@ const FREE_ALLOWANCE: u64 = 1 << 30;
 /// twentieth with xz; bombs reach a thousand and more.
 const ALLOWANCE_PER_BYTE: u64 = 256;
 
+/// How much is unpacked at a time.
+const STEP_BYTES: usize = 32 * 1024;
+
 /// The content of a file: unpacked if it is gzip, xz or zstd by its first bytes, and as it is otherwise.
 ///
 /// At most 1 GiB, or 256 times the packed length if that is more, is unpacked;
@@ -62,16 +65,29 @@ pub fn decompress_partial(bytes: &[u8], limit: u64) -> (Cow<'_, [u8]>, Option<Er
     (Cow::Owned(content), error.err())
 }
 
-/// Unpacks up to the limit onto the end of `content`.
-fn unpack(format: &'static str, reader: impl Read, limit: u64, content: &mut Vec<u8>) -> Result<(), Error> {
-    let rest = limit.saturating_sub(content.len() as u64);
-    let result = reader.take(rest.saturating_add(1)).read_to_end(content);
-    if content.len() as u64 > limit {
-        content.truncate(usize::try_from(limit).unwrap_or(usize::MAX));
-        return Err(Error::DecompressedTooLarge { format, limit });
+/// Unpacks up to the limit onto the end of `content`. In small steps, since what a step has unpacked before it fails
+/// is lost.
+fn unpack(
+    format: &'static str,
+    mut reader: impl Read,
+    limit: u64,
+    content: &mut Vec<u8>,
+) -> Result<(), Error> {
+    let mut step = vec![0; STEP_BYTES];
+    loop {
+        let n = match reader.read(&mut step) {
+            Ok(0) => return Ok(()),
+            Ok(n) => n,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(bad(format, &error)),
+        };
+        let rest = limit.saturating_sub(content.len() as u64);
+        if n as u64 > rest {
+            content.extend_from_slice(&step[..usize::try_from(rest).unwrap_or(n)]);
+            return Err(Error::DecompressedTooLarge { format, limit });
+        }
+        content.extend_from_slice(&step[..n]);
     }
-    result.map_err(|error| bad(format, &error))?;
-    Ok(())
 }
 
 /// A zstd file is one frame after the other.

@@ -11,8 +11,9 @@ impl Machine<'_> {
     /// be wrong and not merely incomplete. The dict at the bottom is the snapshot itself and stays.
     pub(crate) fn finish_truncated(&mut self) -> Result<Item, Error> {
         self.op_at = self.length();
-        // A dict without any item has only just begun.
+        // A dict without a mark and without any item has only just begun.
         if self.stack.len() > 1
+            && self.marks.last() != Some(&self.stack.len())
             && self.stack.last().is_some_and(|&top| self.is_open_dict(top) && self.is_empty_dict(top))
         {
             self.stack.pop();

@@ -181,13 +181,19 @@ impl<W: Write> Writer<'_, W> {
             self.key(keys::IS_EXPANDABLE)?;
             self.out.bool(segment.is_expandable)?;
         }
-        if has(keys::FRAMES) {
+        // PyTorch fills stacks in at the end, and puts an empty list where there is none.
+        let has_frames = has(keys::FRAMES);
+        if has_frames && segment.stack.is_none() {
             self.key(keys::FRAMES)?;
             self.stack(segment.stack)?;
         }
         if has(keys::BLOCKS) {
             self.key(keys::BLOCKS)?;
             self.list(&segment.blocks, Self::block)?;
+        }
+        if has_frames && !segment.stack.is_none() {
+            self.key(keys::FRAMES)?;
+            self.stack(segment.stack)?;
         }
         self.extra(&segment.extra)?;
         self.out.end_dict()

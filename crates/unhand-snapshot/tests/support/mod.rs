@@ -117,3 +117,40 @@ fn value(v: &Value, snapshot: &Snapshot) -> String {
         other => format!("{other:?}"),
     }
 }
+
+/// Reads bytes as they are.
+pub(crate) fn read(bytes: &[u8]) -> Result<Snapshot, unhand_snapshot::Error> {
+    Snapshot::read(bytes, &unhand_snapshot::ReadOptions::default())
+}
+
+/// Reads bytes that may be cut off.
+pub(crate) fn read_truncated(bytes: &[u8]) -> Result<Snapshot, unhand_snapshot::Error> {
+    Snapshot::read(bytes, &unhand_snapshot::ReadOptions { tolerate_truncation: true })
+}
+
+/// Opcodes for a text.
+pub(crate) fn text(text: &str) -> Vec<u8> {
+    let mut ops = vec![b'X'];
+    ops.extend(u32::try_from(text.len()).unwrap().to_le_bytes());
+    ops.extend(text.as_bytes());
+    ops
+}
+
+/// A pickle of a snapshot without segments, with one more key whose value the opcodes make. They begin at byte 32.
+pub(crate) fn around(ops: &[u8]) -> Vec<u8> {
+    let mut bytes = b"\x80\x04}(".to_vec();
+    bytes.extend(text("segments"));
+    bytes.extend(b"]");
+    bytes.extend(text("other_key"));
+    assert_eq!(bytes.len(), 32);
+    bytes.extend(ops);
+    bytes.extend(b"u.");
+    bytes
+}
+
+/// The value that opcodes make.
+pub(crate) fn value_of(ops: &[u8]) -> Result<Value, unhand_snapshot::Error> {
+    let snapshot = read(&around(ops))?;
+    assert_eq!(snapshot.extra.len(), 1);
+    Ok(snapshot.extra.into_iter().next().unwrap().1)
+}
