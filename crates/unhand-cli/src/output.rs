@@ -2,10 +2,37 @@
 
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, Once};
 
 use fs_err as fs;
 
 use crate::failure::Failure;
+
+/// What to remove if somebody interrupts us: the temporary name of the file in work. One command writes at
+/// most one file.
+static IN_WORK: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// The exit code of a command that was interrupted, as shells have it: 128 and the number of SIGINT.
+const INTERRUPTED: i32 = 130;
+
+fn in_work() -> MutexGuard<'static, Option<PathBuf>> {
+    IN_WORK.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// Makes Ctrl-C remove the file in work before it ends the command. Only a command that writes a file needs
+/// that; for the others the system's own way is right.
+fn watch_for_interrupts() {
+    static WATCH: Once = Once::new();
+    WATCH.call_once(|| {
+        // Refused when a handler is there already: then we are part of a larger program that has its own way.
+        let _ = ctrlc::set_handler(|| {
+            if let Some(temporary) = in_work().take() {
+                let _ = fs::remove_file(temporary);
+            }
+            std::process::exit(INTERRUPTED);
+        });
+    });
+}
 
 /// A file under a temporary name beside its own; [`OutputFile::commit`] gives it its name, and dropping
 /// it before that leaves nothing behind.
@@ -32,6 +59,8 @@ impl OutputFile {
         temporary_name.push(name);
         temporary_name.push(format!(".{}.part", std::process::id()));
         let temporary = target.with_file_name(temporary_name);
+        watch_for_interrupts();
+        *in_work() = Some(temporary.clone());
         let file = fs::File::create(&temporary).map_err(|error| cannot_write(target, &error))?;
         Ok(OutputFile { target: target.to_owned(), temporary, out: Some(BufWriter::new(file)) })
     }
@@ -77,6 +106,7 @@ impl Drop for OutputFile {
         // After a commit the temporary name is gone already, and removing it fails, as it should.
         drop(self.out.take());
         let _ = fs::remove_file(&self.temporary);
+        in_work().take();
     }
 }
 

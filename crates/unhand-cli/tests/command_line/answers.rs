@@ -245,3 +245,27 @@ fn a_folder_that_is_not_there_cannot_be_written_to() {
       caused by: No such file or directory (os error 2)
     ");
 }
+
+/// Ctrl-C while a file is written: it is complete or not there, and no part of it stays.
+#[test]
+fn an_interrupted_export_leaves_no_part() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("events.jsonl");
+    let names = || {
+        let entries = fs_err::read_dir(folder.path()).expect("readable");
+        entries.map(|entry| entry.expect("readable").file_name()).collect::<Vec<_>>()
+    };
+    let arguments = ["export", &recording("churn.default"), "--json", "-o", path.to_str().expect("UTF-8")];
+    let mut child = unhand(&arguments).spawn().expect("the binary was built for this test");
+    while names().is_empty() && child.try_wait().expect("it can be asked").is_none() {
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+    let pid = child.id().to_string();
+    std::process::Command::new("kill").args(["-INT", &pid]).status().expect("there is `kill`");
+    let code = child.wait().expect("it ends").code();
+    // A fast machine may have finished before the signal came.
+    let expected =
+        if code == Some(0) { vec!["events.jsonl".into()] } else { Vec::<std::ffi::OsString>::new() };
+    assert_eq!(names(), expected, "exit code {code:?}");
+    assert!(matches!(code, Some(0 | 130)), "{code:?}");
+}
