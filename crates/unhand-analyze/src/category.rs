@@ -95,6 +95,7 @@ impl Category {
     ///   never released, and was not followed by another that was kept, is that workspace: PyTorch makes one per
     ///   handle and stream, at the first matrix product, with that product's stack, and keeps it. Parameters
     ///   and optimizer state are kept just so; their frames say what they are.
+    #[must_use]
     pub fn refined(self, life: &LifeHints) -> Category {
         let is_kept_alone = life.is_first_and_only_kept && is_cublas_workspace(life.requested_bytes);
         match self {

@@ -273,11 +273,10 @@ fn change(old: Option<&Holder>, new: Option<&Holder>) -> Option<HolderChange> {
 
 fn stacks(old: Option<&Holder>, new: Option<&Holder>) -> Vec<StackChange> {
     let mut changes: Vec<StackChange> = Vec::new();
-    let mut at: FxHashMap<Vec<(&str, &str, Option<u64>)>, usize> = FxHashMap::default();
+    let mut at: FxHashMap<&[FrameText], usize> = FxHashMap::default();
     for (holder, is_new) in old.map(|h| (h, false)).into_iter().chain(new.map(|h| (h, true))) {
         for stack in &holder.stacks {
-            let key = stack.frames.iter().map(|f| (f.function.as_str(), f.file.as_str(), f.line)).collect();
-            let index = *at.entry(key).or_insert_with(|| {
+            let index = *at.entry(&stack.frames).or_insert_with(|| {
                 changes.push(StackChange { before_bytes: 0, after_bytes: 0, frames: stack.frames.clone() });
                 changes.len() - 1
             });

@@ -172,7 +172,8 @@ pub fn devices(snapshot: &Snapshot) -> Vec<usize> {
 pub fn explain(snapshot: &Snapshot, device: usize, options: &ExplainOptions) -> Result<Explanation> {
     let present = devices(snapshot);
     // A process that recorded and held nothing still has its (empty) device 0 explained.
-    if !present.contains(&device) && !(present.is_empty() && device == 0) {
+    let is_known = present.contains(&device) || (present.is_empty() && device == 0);
+    if !is_known {
         return Err(no_such_device(device, &present));
     }
     let timeline = Timeline::of(snapshot, device).ok();
@@ -259,7 +260,6 @@ fn peaks(snapshot: &Snapshot, timeline: &Timeline, spans: &Spans, truth: Option<
 }
 
 /// The blocks active after an event; before the first one when there is none.
-#[expect(clippy::too_many_arguments, reason = "all of it is the state of one explanation")]
 pub(crate) fn hold_at(
     snapshot: &Snapshot,
     timeline: &Timeline,

@@ -218,10 +218,10 @@ impl Gathered {
                 (Site::without_line(crate::site::NO_STACK_RECORDED), None, Some((pool, stream)))
             }
         };
-        let mut sizes: Vec<SizeShare> =
+        let mut commonest: Vec<SizeShare> =
             self.sizes.into_iter().map(|(each_bytes, blocks)| SizeShare { each_bytes, blocks }).collect();
-        sizes.sort_by_key(|s| std::cmp::Reverse((s.each_bytes.saturating_mul(s.blocks), s.each_bytes)));
-        sizes.truncate(5);
+        commonest.sort_by_key(|s| std::cmp::Reverse((s.each_bytes.saturating_mul(s.blocks), s.each_bytes)));
+        commonest.truncate(5);
         let mut stacks = Vec::new();
         if with_stacks && place.is_none() {
             let mut by_stack: Vec<_> = self.stacks.into_iter().collect();
@@ -243,7 +243,7 @@ impl Gathered {
             blocks: self.blocks,
             requested_bytes: self.requested_bytes,
             allocated_bytes: self.allocated_bytes,
-            sizes,
+            sizes: commonest,
             oldest_age_us: self.oldest_age_us.filter(|_| !self.has_undated),
             stacks,
         }

@@ -208,13 +208,13 @@ fn suspect(
     sites: &Sites<'_>,
 ) -> Suspect {
     members.sort_by(|a, b| b.1.bytes.cmp(&a.1.bytes).then(a.0.cmp(&b.0)));
-    let mut sizes: FxHashMap<u64, u64> = FxHashMap::default();
+    let mut tally: FxHashMap<u64, u64> = FxHashMap::default();
     let mut by_repetition = vec![(0_u64, 0_u64); n + 1];
     let (mut blocks, mut total) = (0, 0);
     let mut fewest = u64::MAX;
     for (_, series) in &members {
         for (&size, &count) in &series.sizes {
-            *sizes.entry(size).or_default() += count;
+            *tally.entry(size).or_default() += count;
             if count >= MIN_REPETITIONS as u64 {
                 fewest = fewest.min(count);
             }
@@ -255,10 +255,10 @@ fn suspect(
         (Basis::Steps, _) => Confidence::Medium,
         (Basis::Recurrence, _) => Confidence::Low,
     };
-    let mut sizes: Vec<SizeShare> =
-        sizes.into_iter().map(|(each_bytes, blocks)| SizeShare { each_bytes, blocks }).collect();
-    sizes.sort_by_key(|s| std::cmp::Reverse((s.each_bytes.saturating_mul(s.blocks), s.each_bytes)));
-    sizes.truncate(5);
+    let mut commonest: Vec<SizeShare> =
+        tally.into_iter().map(|(each_bytes, blocks)| SizeShare { each_bytes, blocks }).collect();
+    commonest.sort_by_key(|s| std::cmp::Reverse((s.each_bytes.saturating_mul(s.blocks), s.each_bytes)));
+    commonest.truncate(5);
     let (frames, category) = match members[0].0 {
         Key::Stack(stack, category) => {
             (sites.frames(stack), Some(category).filter(|c| *c != Category::Unknown))
@@ -278,7 +278,7 @@ fn suspect(
             site.place()
         ),
         (None, _) => {
-            let largest = sizes.first().copied().unwrap_or(SizeShare { each_bytes: 0, blocks: 0 });
+            let largest = commonest.first().copied().unwrap_or(SizeShare { each_bytes: 0, blocks: 0 });
             format!(
                 "each step leaves {left}, {growth}, mostly of {} each; {count} steps so far: {so_far} (no stacks were \
                  recorded, so the line is not known)",
@@ -295,7 +295,7 @@ fn suspect(
         repetitions,
         blocks,
         total_bytes: total,
-        sizes,
+        sizes: commonest,
         confidence,
         frames,
         sentence,

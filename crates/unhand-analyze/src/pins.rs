@@ -131,7 +131,7 @@ impl Cache {
             // Segments are alike when the same lines live in them; which of the lines is larger may differ.
             let mut key: Vec<SiteId> = by_site.keys().copied().collect();
             key.sort_unstable();
-            let (group, sizes) = groups.entry(key).or_insert_with_key(|key| {
+            let (group, tally) = groups.entry(key).or_insert_with_key(|key| {
                 let mut lines: Vec<SiteId> = key.clone();
                 lines.sort_by_key(|line| std::cmp::Reverse(by_site[line]));
                 (
@@ -146,7 +146,7 @@ impl Cache {
             for pin in &parts.pins {
                 group.pins += 1;
                 group.pin_bytes += pin.block_bytes;
-                *sizes.entry(pin.block_bytes).or_default() += 1;
+                *tally.entry(pin.block_bytes).or_default() += 1;
             }
             cache.stuck.push(StuckSegment {
                 address: segment.address,
@@ -164,8 +164,8 @@ impl Cache {
         cache.stuck.sort_by_key(|s| (std::cmp::Reverse(s.stuck_bytes), s.address));
         cache.pinned_by = groups
             .into_values()
-            .map(|(mut group, sizes)| {
-                let only_size = if sizes.len() == 1 { sizes.keys().next().copied() } else { None };
+            .map(|(mut group, tally)| {
+                let only_size = if tally.len() == 1 { tally.keys().next().copied() } else { None };
                 group.sentence = group.say(only_size);
                 group
             })
@@ -199,13 +199,13 @@ impl PinGroup {
             None => plural(self.segments, "segment"),
         };
         let verb = if what.starts_with("1 ") { "is" } else { "are" };
-        let mut blocks = plural(self.pins, "block");
-        match only_size {
-            Some(size) => blocks += &format!(" of {}", Bytes(size)),
-            None => blocks += &format!(" ({} together)", Bytes(self.pin_bytes)),
-        }
+        let blocks = plural(self.pins, "block");
+        let of = only_size.map_or_else(
+            || format!(" ({} together)", Bytes(self.pin_bytes)),
+            |each| format!(" of {}", Bytes(each)),
+        );
         format!(
-            "{what} ({}) {verb} pinned by {blocks}{}; re-creating {them} would return {}.",
+            "{what} ({}) {verb} pinned by {blocks}{of}{}; re-creating {them} would return {}.",
             Bytes(self.pinned_bytes),
             allocated_at(&self.sites),
             Bytes(self.would_return_bytes)
@@ -225,9 +225,9 @@ fn allocated_at(sites: &[String]) -> String {
         parts.push("threads without Python frames".to_owned());
     }
     let (Some(last), lead) = (parts.pop(), parts.join(", ")) else { return String::new() };
-    let list = if lead.is_empty() { last } else { format!("{lead} and {last}") };
+    let all = if lead.is_empty() { last } else { format!("{lead} and {last}") };
     let verb = if lines.is_empty() { "allocated by" } else { "allocated at" };
-    format!(" {verb} {list}")
+    format!(" {verb} {all}")
 }
 
 pub(crate) fn is_small(segment: &Segment) -> bool {

@@ -155,7 +155,7 @@ impl StreamShare {
 fn lines_by_stream(snapshot: &Snapshot, device: usize, sites: &mut Sites<'_>) -> FxHashMap<u64, SiteId> {
     let mut bytes: FxHashMap<(u64, SiteId), u64> = FxHashMap::default();
     if sites.has_stacks() {
-        for event in snapshot.traces.get(device).into_iter().flat_map(|t| t.iter()) {
+        for event in snapshot.traces.get(device).into_iter().flat_map(unhand_snapshot::Trace::iter) {
             if event.action == Action::Alloc && !event.stack.is_none() {
                 *bytes.entry((event.stream, sites.of(event.stack).0)).or_default() += event.size;
             }

@@ -28,11 +28,11 @@ pub fn wrap(text: &str, width: usize, indent: usize) -> String {
     let mut words = text.split(' ').filter(|w| !w.is_empty()).peekable();
     while let Some(word) = words.next() {
         let mut word = word.to_owned();
-        if word.ends_with(|c: char| c.is_ascii_digit()) {
-            if let Some(unit) = words.next_if(|next| is_unit(next)) {
-                word.push(' ');
-                word.push_str(unit);
-            }
+        if word.ends_with(|c: char| c.is_ascii_digit())
+            && let Some(unit) = words.next_if(|next| is_unit(next))
+        {
+            word.push(' ');
+            word.push_str(unit);
         }
         let length = word.chars().count();
         if column > 0 && column + 1 + length > width {

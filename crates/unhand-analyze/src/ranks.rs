@@ -60,7 +60,7 @@ impl Ranks {
     /// of them is wrong.
     pub fn of(explanations: &[Explanation]) -> Ranks {
         let rows: Vec<RankRow> = explanations.iter().map(RankRow::of).collect();
-        let figures: [(&'static str, &str, fn(&RankRow) -> Option<u64>); 4] = [
+        let figures: [Figure; 4] = [
             ("peak_reserved_bytes", "reserved at most", |r| r.peak_reserved_bytes),
             ("peak_requested_bytes", "needed at most", |r| r.peak_requested_bytes),
             ("end_allocated_bytes", "still holds", |r| Some(r.end_allocated_bytes)),
@@ -132,6 +132,9 @@ impl RankRow {
         }
     }
 }
+
+/// Field name, words for a sentence, and how to read it off a row.
+type Figure = (&'static str, &'static str, fn(&RankRow) -> Option<u64>);
 
 fn say(row: &RankRow, words: &str, value: u64, median: u64) -> String {
     let (more, by) = if value > median { ("more", value - median) } else { ("less", median - value) };

@@ -42,7 +42,7 @@ pub struct Site {
 }
 
 /// One frame of a stack, as text.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct FrameText {
     /// The function.
     pub function: String,
@@ -65,7 +65,7 @@ pub struct Sites<'a> {
     origins: FxHashMap<StringId, Origin>,
     known: FxHashMap<StackId, (SiteId, Category)>,
     by_frames: FxHashMap<(Option<FrameId>, Option<FrameId>), SiteId>,
-    sites: Vec<Site>,
+    all: Vec<Site>,
 }
 
 /// The name of the site of an allocation without Python frames in a recording that has stacks.
@@ -83,7 +83,7 @@ impl<'a> Sites<'a> {
             origins: FxHashMap::default(),
             known: FxHashMap::default(),
             by_frames: FxHashMap::default(),
-            sites: Vec::new(),
+            all: Vec::new(),
         }
     }
 
@@ -116,15 +116,14 @@ impl<'a> Sites<'a> {
             line = frames.first().copied();
         }
         let key = (line, own_line.filter(|own| Some(*own) != line));
-        let site = match self.by_frames.get(&key) {
-            Some(&site) => site,
-            None => {
-                let id = SiteId(u32::try_from(self.sites.len()).unwrap_or(u32::MAX));
-                let site = self.describe(key.0, key.1, only_torch);
-                self.sites.push(site);
-                self.by_frames.insert(key, id);
-                id
-            }
+        let site = if let Some(&site) = self.by_frames.get(&key) {
+            site
+        } else {
+            let id = SiteId(u32::try_from(self.all.len()).unwrap_or(u32::MAX));
+            let site = self.describe(key.0, key.1, only_torch);
+            self.all.push(site);
+            self.by_frames.insert(key, id);
+            id
         };
         let snapshot = self.snapshot;
         let texts = frames.iter().map(|&f| {
@@ -142,7 +141,7 @@ impl<'a> Sites<'a> {
 
     /// The site behind an id of these `Sites`.
     pub fn get(&self, id: SiteId) -> &Site {
-        &self.sites[id.0 as usize]
+        &self.all[id.0 as usize]
     }
 
     /// All frames of a stack, innermost first.
@@ -202,6 +201,30 @@ impl<'a> Sites<'a> {
     }
 }
 
+/// Endings of C and C++ files.
+const NATIVE: [&str; 8] = [".cpp", ".cc", ".cu", ".cxx", ".h", ".hpp", ".cuh", ".c"];
+
+/// Packages without a life of their own outside torch: their lines explain nothing to a user.
+const TORCH_PACKAGES: [&str; 5] = ["torch", "triton", "functorch", "torchgen", "_C"];
+
+/// What lies directly in a source checkout's `torch/`.
+const TORCH_PARTS: [&str; 14] = [
+    "nn",
+    "optim",
+    "autograd",
+    "utils",
+    "cuda",
+    "_dynamo",
+    "_inductor",
+    "_functorch",
+    "distributed",
+    "amp",
+    "fx",
+    "functional.py",
+    "_tensor.py",
+    "_ops.py",
+];
+
 impl Site {
     /// A site that is no line, named for the reason.
     pub(crate) fn without_line(name: &str) -> Site {
@@ -253,7 +276,6 @@ impl Origin {
         {
             return Origin::Generated;
         }
-        const NATIVE: [&str; 8] = [".cpp", ".cc", ".cu", ".cxx", ".h", ".hpp", ".cuh", ".c"];
         if path.is_empty()
             || path == "??"
             || path.contains(".so")
@@ -262,27 +284,9 @@ impl Origin {
             return Origin::Native;
         }
         if let Some(package) = installed_package(&path) {
-            // Packages without a life of their own outside torch: their lines explain nothing to a user.
-            const TORCH: [&str; 5] = ["torch", "triton", "functorch", "torchgen", "_C"];
-            return if TORCH.contains(&package) { Origin::Torch } else { Origin::Library };
+            return if TORCH_PACKAGES.contains(&package) { Origin::Torch } else { Origin::Library };
         }
         // A source checkout of PyTorch is not under site-packages; its own folders give it away.
-        const TORCH_PARTS: [&str; 14] = [
-            "nn",
-            "optim",
-            "autograd",
-            "utils",
-            "cuda",
-            "_dynamo",
-            "_inductor",
-            "_functorch",
-            "distributed",
-            "amp",
-            "fx",
-            "functional.py",
-            "_tensor.py",
-            "_ops.py",
-        ];
         let torch_part = |rest: &str| TORCH_PARTS.contains(&rest.split('/').next().unwrap_or(""));
         if path.rsplit_once("/torch/").is_some_and(|(_, rest)| torch_part(rest))
             || path.split_once("/torch/").is_some_and(|(_, rest)| torch_part(rest))

@@ -18,7 +18,7 @@ pub struct Span {
 /// The annotations of one device, in the order of their start.
 #[derive(Clone, Debug, Default)]
 pub struct Spans {
-    spans: Vec<Span>,
+    all: Vec<Span>,
     /// Ends of the spans that mark steps.
     steps: Vec<i64>,
     step_name: Option<String>,
@@ -50,7 +50,7 @@ impl Spans {
                         spans[i].end_us = Some(annotation.time_us);
                     }
                 }
-                _ => {}
+                Stage::Other => {}
             }
         }
         spans.sort_by_key(|s| s.start_us);
@@ -67,18 +67,18 @@ impl Spans {
         let (step_name, mut steps) =
             most.map_or((None, Vec::new()), |(name, ends)| (Some(name.to_owned()), ends));
         steps.sort_unstable();
-        Spans { spans, steps, step_name }
+        Spans { all: spans, steps, step_name }
     }
 
     /// The innermost span open at a time.
     pub fn innermost_at(&self, time_us: i64) -> Option<&Span> {
-        let upto = self.spans.partition_point(|s| s.start_us <= time_us);
-        self.spans[..upto].iter().rev().find(|s| s.end_us.is_none_or(|end| end >= time_us))
+        let upto = self.all.partition_point(|s| s.start_us <= time_us);
+        self.all[..upto].iter().rev().find(|s| s.end_us.is_none_or(|end| end >= time_us))
     }
 
     /// All spans, in the order of their start.
     pub fn spans(&self) -> &[Span] {
-        &self.spans
+        &self.all
     }
 
     /// When each step ended, in microseconds since the epoch.

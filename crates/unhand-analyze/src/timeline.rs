@@ -237,16 +237,15 @@ impl<'a> Pass<'a> {
                 self.release(place, index, event.stack);
             }
             Action::FreeCompleted => {
-                let place = match self.at.remove(&address) {
-                    Some(place) => place,
+                let place = if let Some(place) = self.at.remove(&address) {
+                    place
+                } else {
                     // Requested before the history, completed in it: it was pending, not allocated, at the start.
-                    None => {
-                        let place = self.place(address, bytes, event.stream);
-                        self.life(place).released = 0;
-                        self.pending_before.push(bytes);
-                        self.at.remove(&address);
-                        place
-                    }
+                    let place = self.place(address, bytes, event.stream);
+                    self.life(place).released = 0;
+                    self.pending_before.push(bytes);
+                    self.at.remove(&address);
+                    place
                 };
                 self.die(place, index, event.stack);
             }

@@ -183,7 +183,9 @@ fn a_side_stream_keeps_its_cache_to_itself() {
     push(&mut s, Action::FreeCompleted, 1 << 40, 1 << 30, line);
     let events: Vec<Event> = s.traces[0].iter().map(|e| Event { stream: 0x5581, ..e }).collect();
     s.traces[0] = Trace::default();
-    events.into_iter().for_each(|e| s.traces[0].push(e));
+    for event in events {
+        s.traces[0].push(event);
+    }
     s.segments.push(Segment { stream: 0x5581, ..segment(1 << 40, &[-mib(1024)], StackId::NONE) });
     s.segments.push(segment(1 << 41, &[mib(20)], StackId::NONE));
     let streams = explained(&s).end.streams;

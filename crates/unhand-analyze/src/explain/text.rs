@@ -230,7 +230,7 @@ impl Page {
                     Count(n)
                 ))?,
                 None if leaks.basis.is_none() => {
-                    self.prose(&format!("Leaks were not looked for: {}.", leaks.limits))?
+                    self.prose(&format!("Leaks were not looked for: {}.", leaks.limits))?;
                 }
                 None => self.prose("No leak suspected: no line leaves blocks behind regularly.")?,
             }
@@ -280,8 +280,8 @@ impl Page {
             for pin in segment.pins.iter().take(3) {
                 let site = pin.site.as_deref().unwrap_or("");
                 let pending = if pin.is_pending { " (freed, waits for a stream)" } else { "" };
-                let size = if pin.is_workspace_size { " (the size of a cuBLAS workspace)" } else { "" };
-                let note = format!("{site}{pending}{size}");
+                let workspace = if pin.is_workspace_size { " (the size of a cuBLAS workspace)" } else { "" };
+                let note = format!("{site}{pending}{workspace}");
                 let row =
                     format!("      {:#x}  {:>9}  {}", pin.address, Bytes(pin.block_bytes), note.trim_start());
                 writeln!(self.out, "{}", row.trim_end())?;

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use unhand_snapshot::{ReadOptions, Snapshot, decompress};
 
 /// Every recording in `tests/snapshots`.
-pub const RECORDINGS: [&str; 16] = [
+pub(crate) const RECORDINGS: [&str; 16] = [
     "churn.default",
     "churn.exp",
     "gpt2.default",
@@ -29,14 +29,14 @@ fn folder() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/snapshots")
 }
 
-pub fn recording(name: &str) -> Snapshot {
+pub(crate) fn recording(name: &str) -> Snapshot {
     let bytes = std::fs::read(folder().join(format!("{name}.pickle.xz"))).expect("the recording is there");
     let pickle = decompress(&bytes).expect("it is a whole xz file");
     Snapshot::read(&pickle, &ReadOptions::default()).expect("it is a snapshot")
 }
 
 /// A statistic of `torch.cuda.memory_stats()` at the end of the recording.
-pub fn reported(name: &str, statistic: &str) -> u64 {
+pub(crate) fn reported(name: &str, statistic: &str) -> u64 {
     let text =
         std::fs::read_to_string(folder().join(format!("{name}.json"))).expect("the statistics are there");
     let json: serde_json::Value = serde_json::from_str(&text).expect("they are JSON");
