@@ -470,19 +470,15 @@ impl<'a> Machine<'a> {
     }
 
     fn intern_pair(&mut self, pair: PoolId) -> Result<u32, Error> {
-        let (seed, pairs) = (self.seed, &self.pairs);
-        let hash = seed.pair(pair.0, pair.1);
+        let pairs = &self.pairs;
+        let hash = self.seed.pair(pair.0, pair.1);
         if let Some(index) = self.pair_table.find(hash, |index| pairs[index as usize] == pair) {
             return Ok(index);
         }
         self.charge(size_of::<PoolId>())?;
         let index = self.index(self.pairs.len())?;
         self.pairs.push(pair);
-        let pairs = &self.pairs;
-        self.pair_table.insert(hash, index, |index| {
-            let pair = pairs[index as usize];
-            seed.pair(pair.0, pair.1)
-        });
+        self.pair_table.insert(hash, index);
         Ok(index)
     }
 
@@ -521,8 +517,11 @@ impl<'a> Machine<'a> {
     /// A table's next index.
     #[inline]
     pub(crate) fn index(&self, length: usize) -> Result<u32, Error> {
+        // One number is left free, for tables that count from 1.
         u32::try_from(length)
-            .map_err(|_| Error::TooLarge { what: "number of values", offset: self.op_at as u64 })
+            .ok()
+            .filter(|&index| index < u32::MAX)
+            .ok_or(Error::TooLarge { what: "number of values", offset: self.op_at as u64 })
     }
 
     pub(crate) fn malformed(&self, what: &'static str) -> Error {

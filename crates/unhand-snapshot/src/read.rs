@@ -97,8 +97,8 @@ fn first_unmatched_free(trace: &Trace) -> Option<usize> {
         if is_free && !is_known {
             return Some(index);
         }
-        if !is_known && let Ok(id) = u32::try_from(index) {
-            table.insert(hash, id, |id| seed.pair(addrs[id as usize], 0));
+        if !is_known && let Some(id) = u32::try_from(index).ok().filter(|&id| id < u32::MAX) {
+            table.insert(hash, id);
         }
     }
     None

@@ -114,8 +114,7 @@ impl Stacks {
     ///
     /// After 2³² − 1 different frames.
     pub fn intern_frame(&mut self, frame: Frame) -> FrameId {
-        let seed = self.seed;
-        let hash = hash_frame(seed, frame);
+        let hash = hash_frame(self.seed, frame);
         let frames = &self.frames;
         let extras = &self.frame_extras;
         let found = self.frame_table.find(hash, |id| {
@@ -125,8 +124,7 @@ impl Stacks {
             return FrameId(id);
         }
         let id = self.push_frame(frame);
-        let frames = &self.frames;
-        self.frame_table.insert(hash, id.0, |id| hash_frame(seed, frames[id as usize]));
+        self.frame_table.insert(hash, id.0);
         id
     }
 
@@ -186,9 +184,8 @@ impl Stacks {
     }
 
     fn branch(&mut self, parent: u32, frame: u32) -> StackId {
-        let seed = self.seed;
         let nodes = &self.nodes;
-        let hash = seed.pair(parent.into(), frame.into());
+        let hash = self.seed.pair(parent.into(), frame.into());
         let found = self.branches.find(hash, |id| {
             let node = nodes[id as usize];
             node.parent == parent && node.frame == frame
@@ -197,11 +194,7 @@ impl Stacks {
             return StackId(id);
         }
         let id = self.push_node(parent, frame);
-        let nodes = &self.nodes;
-        self.branches.insert(hash, id.0, |id| {
-            let node = nodes[id as usize];
-            seed.pair(node.parent.into(), node.frame.into())
-        });
+        self.branches.insert(hash, id.0);
         id
     }
 

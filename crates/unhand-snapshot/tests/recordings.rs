@@ -1,8 +1,11 @@
-//! Real recordings: what is read equals the statistics beside them and what CPython reads.
+//! Real recordings: what is read equals the statistics beside them and what Python reads.
+
+#![allow(clippy::unwrap_used)] // a failing test may panic
 
 mod support;
 
 use std::collections::HashMap;
+use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -42,7 +45,7 @@ fn counts_and_sums_equal_the_statistics() {
         let json = path.with_extension("").with_extension("json");
         let statistics: serde_json::Value = serde_json::from_slice(&std::fs::read(json).unwrap()).unwrap();
         let mut events: HashMap<&str, u64> = HashMap::new();
-        for event in snapshot.traces.iter().flat_map(|trace| trace.iter()) {
+        for event in snapshot.traces.iter().flat_map(unhand_snapshot::Trace::iter) {
             *events.entry(action_name(event.action)).or_default() += 1;
         }
         for (action, count) in statistics["events"].as_object().unwrap() {
@@ -174,7 +177,7 @@ fn python_sees_the_same() {
                 );
                 crc.update(line.as_bytes());
             }
-            ours += &format!("{} {}\n", trace.len(), crc.sum());
+            writeln!(ours, "{} {}", trace.len(), crc.sum()).unwrap();
         }
         assert_eq!(String::from_utf8_lossy(&output.stdout), ours, "{stem}");
         std::fs::remove_file(original).unwrap();

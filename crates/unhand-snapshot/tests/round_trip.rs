@@ -1,5 +1,7 @@
 //! Any snapshot that is written reads the same.
 
+#![allow(clippy::unwrap_used)] // a failing test may panic
+
 mod support;
 
 use proptest::collection::vec;
