@@ -267,6 +267,11 @@ impl<D: Device> DeviceAllocator<D> {
         self.counters.current(Kind::AllocatedBytes).cast_unsigned()
     }
 
+    /// Bytes asked for in blocks handed out or waiting for other streams.
+    pub fn memory_requested(&self) -> u64 {
+        self.counters.current(Kind::RequestedBytes).cast_unsigned()
+    }
+
     /// Bytes held from the device.
     pub fn memory_reserved(&self) -> u64 {
         self.counters.current(Kind::ReservedBytes).cast_unsigned()
@@ -292,6 +297,11 @@ impl<D: Device> DeviceAllocator<D> {
         self.history.record(on, level, max_entries, clear);
     }
 
+    /// Actions the history leaves out from now on (`skip_actions`, 2.11+).
+    pub fn skip_history_actions(&mut self, actions: &[Action]) {
+        self.history.skip(actions);
+    }
+
     /// The history, the oldest entry first as far as the ring knows.
     pub fn history(&self) -> Vec<TraceEntry> {
         self.history.entries()
@@ -311,7 +321,7 @@ impl<D: Device> DeviceAllocator<D> {
 
     #[inline]
     fn trace(&mut self, action: Action, address: u64, size: u64, of: &Traced) {
-        if self.history.is_enabled() {
+        if self.history.stores(action) {
             self.trace_enabled(action, address, size, of);
         }
     }

@@ -83,17 +83,14 @@ pub enum HistoryLevel {
 pub(crate) struct History {
     enabled: bool,
     pub(crate) level: HistoryLevel,
+    /// One bit per action that is not stored.
+    skipped: u16,
     entries: Vec<TraceEntry>,
     most: usize,
     next: usize,
 }
 
 impl History {
-    #[inline]
-    pub(crate) fn is_enabled(&self) -> bool {
-        self.enabled
-    }
-
     pub(crate) fn record(&mut self, on: bool, level: HistoryLevel, max_entries: usize, clear: bool) {
         self.enabled = on;
         self.level = if on { level } else { HistoryLevel::Never };
@@ -102,6 +99,16 @@ impl History {
             self.entries.clear();
             self.next = 0;
         }
+    }
+
+    /// Actions that are not stored from now on (`skip_actions`, 2.11+).
+    pub(crate) fn skip(&mut self, actions: &[Action]) {
+        self.skipped = actions.iter().fold(0, |bits, action| bits | 1 << *action as u16);
+    }
+
+    #[inline]
+    pub(crate) fn stores(&self, action: Action) -> bool {
+        self.enabled && self.skipped & (1 << action as u16) == 0
     }
 
     pub(crate) fn push(&mut self, mut entry: TraceEntry) {

@@ -77,7 +77,7 @@ impl Expandables {
         self.all[Self::slot(index)].as_mut().expect("a block's expandable segment exists")
     }
 
-    fn remove(&mut self, index: ExpandableIndex) {
+    pub(super) fn remove(&mut self, index: ExpandableIndex) {
         self.live -= 1;
         self.all[Self::slot(index)] = None;
     }
@@ -141,8 +141,7 @@ impl<D: Device> DeviceAllocator<D> {
             PoolKind::Large => self.settings.large_segment_size,
         };
         let bytes = self.reservation_bytes(page);
-        if bytes < search.size {
-            // Nothing this large can be on the device; PyTorch finds out by mapping, which would fail too.
+        if bytes < search.size && self.profile.reserve_keys {
             return Ok(None);
         }
         let base = match self.device.reserve(bytes) {

@@ -76,10 +76,11 @@ impl<D: Device> DeviceAllocator<D> {
     /// # Errors
     /// [`AllocError::PoolState`] when requests are sent there already, and as [`create_pool`](Self::create_pool).
     pub fn begin_allocate_to_pool(&mut self, id: PoolId, route: Route) -> Result<(), AllocError> {
+        self.create_pool(id, PoolOptions::default())?;
         if self.diversions.iter().any(|(other, _)| *other == id) {
+            // PyTorch has taken the hold by now, too.
             return Err(AllocError::PoolState { id, reason: "requests are sent to it already" });
         }
-        self.create_pool(id, PoolOptions::default())?;
         self.diversions.push((id, route));
         Ok(())
     }
@@ -119,11 +120,31 @@ impl<D: Device> DeviceAllocator<D> {
         self.private.get(&id).map_or(0, |private| private.uses)
     }
 
+    /// Erases a private pool that holds nothing any more.
+    ///
+    /// PyTorch judges by a count that falls too fast for expandable segments, and then frees the pool under its
+    /// live blocks. Here a pool stays until no block of it is mapped. A reservation in which nothing is mapped
+    /// goes with the pool; its addresses stay reserved on the device, as PyTorch leaves them.
     pub(super) fn forget_pool(&mut self, id: PoolId) {
-        if let Some(private) = self.private.remove(&id) {
-            self.vacant_pools.extend([private.small, private.large]);
-            self.freeable.retain(|other| *other != id);
+        let Some(private) = self.private.get(&id) else { return };
+        let (small, large) = (private.small, private.large);
+        let is_mapped =
+            |block: &crate::block::Block| [small, large].contains(&block.pool) && block.is_mapped();
+        if self.arena.iter().any(|(_, block)| is_mapped(block)) {
+            return;
         }
+        for pool in [small, large] {
+            let unmapped = std::mem::take(&mut self.pool_mut(pool).unmapped);
+            for block in unmapped.into_values() {
+                if let Some(segment) = self.arena[block].expandable {
+                    self.expandables.remove(segment);
+                }
+                self.arena.remove(block);
+            }
+        }
+        self.private.remove(&id);
+        self.vacant_pools.extend([small, large]);
+        self.freeable.retain(|other| *other != id);
     }
 
     pub(super) fn diverted(&self, stream: StreamId) -> Option<&PrivatePool> {

@@ -26,6 +26,8 @@ struct Clock {
 pub struct NullDevice {
     total: u64,
     used: u64,
+    /// Bytes in use beyond which requests are refused, below `total`; see `set_room`.
+    ceiling: Option<u64>,
     placement: Placement,
     /// Addresses of coming segments and reservations, as recorded.
     expected_segments: VecDeque<u64>,
@@ -43,6 +45,7 @@ impl NullDevice {
         NullDevice {
             total: total_bytes,
             used: 0,
+            ceiling: None,
             placement: Placement::default(),
             expected_segments: VecDeque::new(),
             expected_reservations: VecDeque::new(),
@@ -57,6 +60,17 @@ impl NullDevice {
     /// Bytes in use.
     pub fn used_bytes(&self) -> u64 {
         self.used
+    }
+
+    /// Bytes that a request takes up on a device: rounded up to 2 MiB.
+    pub fn rounded(bytes: u64) -> u64 {
+        grain(bytes)
+    }
+
+    /// From now on refuses what would bring the bytes in use above what they are now plus `room`, as a device
+    /// does on which others hold memory; `None` lifts that. A negative room asks for memory back first.
+    pub fn set_room(&mut self, room: Option<i64>) {
+        self.ceiling = room.map(|room| self.used.saturating_add_signed(room));
     }
 
     /// The next segment will be at this address.
@@ -93,7 +107,8 @@ impl NullDevice {
     }
 
     fn take(&mut self, bytes: u64) -> Result<(), DeviceError> {
-        let used = self.used.checked_add(grain(bytes)).filter(|used| *used <= self.total);
+        let most = self.ceiling.unwrap_or(self.total).min(self.total);
+        let used = self.used.checked_add(grain(bytes)).filter(|used| *used <= most);
         self.used = used.ok_or(DeviceError::OutOfMemory)?;
         Ok(())
     }
@@ -210,6 +225,11 @@ impl Device for NullDevice {
             clock.completed = clock.recorded;
         }
         Ok(())
+    }
+
+    /// Always 0: a replay's history has the times of the recording.
+    fn now_us(&self) -> i64 {
+        0
     }
 
     fn is_capturing(&self, stream: StreamId) -> bool {

@@ -61,22 +61,36 @@ impl MemoryMap {
         // Only the last segment at an address can be the one the snapshot shows there.
         let at_end = || {
             let (start, (size, pool)) = self.private_at_end.range(..=event.addr).next_back()?;
-            (is_last && event.addr < start + size).then_some(*pool)
+            // A segment is one entry of the snapshot, a mapped range part of one.
+            let same = event.action == Action::SegmentMap || *start == event.addr;
+            (is_last && same && event.addr < start + size).then_some(*pool)
         };
         let pool = pool.or_else(at_end).unwrap_or_default();
         self.now.insert(event.addr, (event.size, pool));
     }
 
     pub(super) fn remove(&mut self, event: &Event) -> PoolId {
-        if let Some(pool) = event.pool_id {
-            self.now.remove(&event.addr);
-            return PoolId(pool.0, pool.1);
-        }
-        let pool = self.pool_of(event.addr);
-        if event.action == Action::SegmentFree {
-            self.now.remove(&event.addr);
+        let pool = event.pool_id.map_or_else(|| self.pool_of(event.addr), |id| PoolId(id.0, id.1));
+        if self.has_private {
+            self.cut(event.addr, event.addr.saturating_add(event.size));
         }
         pool
+    }
+
+    /// Forgets what lies between two addresses; an unmapped range can be part of several mapped ones.
+    fn cut(&mut self, start: u64, end: u64) {
+        let first = self.now.range(..start).next_back().filter(|(at, (size, _))| *at + size > start);
+        let mut touched: Vec<u64> = first.map(|(at, _)| *at).into_iter().collect();
+        touched.extend(self.now.range(start..end).map(|(at, _)| *at));
+        for at in touched {
+            let Some((size, pool)) = self.now.remove(&at) else { continue };
+            if at < start {
+                self.now.insert(at, (start - at, pool));
+            }
+            if at + size > end {
+                self.now.insert(end, (at + size - end, pool));
+            }
+        }
     }
 
     pub(super) fn pool_of(&self, address: u64) -> PoolId {

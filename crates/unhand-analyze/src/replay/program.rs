@@ -59,8 +59,6 @@ pub(super) struct Detail {
     pub(super) mapped: Vec<u64>,
     /// The bytes the device was willing to give on top of what was held, if it asked for some back first.
     pub(super) room: Option<i64>,
-    /// The address of the block.
-    pub(super) address: u64,
 }
 
 /// A recorded run as calls, ready to be replayed any number of times.
@@ -250,6 +248,9 @@ impl<'a> Reader<'a> {
         let mut at = first;
         while at < trace.len() {
             let event = trace.event(at);
+            if let Some(action) = segment_action(event.action) {
+                self.program.recorded.push((at, SegmentEvent { action, size_bytes: event.size }));
+            }
             match event.action {
                 Action::FreeCompleted if group.freed.is_empty() && group.added.is_empty() => {
                     group.completed.push(event.addr);
@@ -257,27 +258,22 @@ impl<'a> Reader<'a> {
                 Action::SegmentFree | Action::SegmentUnmap => group.freed.push(event),
                 Action::SegmentAlloc | Action::SegmentMap => group.added.push(event),
                 Action::Alloc | Action::Oom => {
-                    self.record_segments(at, &group, &event);
                     self.malloc(at, group, event);
                     return at + 1;
                 }
                 Action::Snapshot | Action::Annotate | Action::Other => {}
                 Action::FreeRequested | Action::Free | Action::FreeCompleted => break,
             }
-            if let Some(action) = segment_action(event.action) {
-                self.program.recorded.push((at, SegmentEvent { action, size_bytes: event.size }));
-            }
             at += 1;
         }
         self.complete(first, &group.completed);
         self.give_back(first, &group);
-        at.max(first + 1)
-    }
-
-    fn record_segments(&mut self, at: usize, _group: &Group, event: &Event) {
-        if event.action == Action::Oom {
-            self.program.recorded.push((at, SegmentEvent { action: "oom", size_bytes: event.size }));
+        // Segments without an allocation after them: the history leaves allocations out, or ends here.
+        for added in &group.added {
+            self.map.insert(added, added.pool_id.map(|id| PoolId(id.0, id.1)));
+            self.reserved += added.size;
         }
+        at.max(first + 1)
     }
 
     fn complete(&mut self, event: usize, addresses: &[u64]) {
@@ -328,7 +324,7 @@ impl<'a> Reader<'a> {
         let no_room = self.reserved + added > self.peak_reserved;
         let inside = !group.freed.is_empty() && (ran_out || (added > 0 && (collects || no_room)));
 
-        let mut detail = Detail { address: event.addr, ..Detail::default() };
+        let mut detail = Detail::default();
         if inside || ran_out {
             let rounded = |events: &[Event]| {
                 events.iter().map(|event| NullDevice::rounded(event.size).cast_signed()).sum::<i64>()
