@@ -91,15 +91,12 @@ impl Category {
     /// Corrects the category of one block by what is known of its life.
     ///
     /// * A block made in backward and released inside `zero_grad` was a gradient.
-    /// * A block of exactly the size of a cuBLAS workspace that is the first of its size from its stack, was
-    ///   never released, and was not followed by another that was kept, is that workspace: PyTorch makes one per
-    ///   handle and stream, at the first matrix product, with that product's stack, and keeps it. Parameters
-    ///   and optimizer state are kept just so; their frames say what they are.
+    /// * A block that lives like a library workspace is one ([`LifeHints::is_workspace`]). Parameters and
+    ///   optimizer state are kept just so; their frames say what they are.
     #[must_use]
     pub fn refined(self, life: &LifeHints) -> Category {
-        let is_kept_alone = life.is_first_and_only_kept && is_cublas_workspace(life.requested_bytes);
         match self {
-            Category::Activations | Category::Backward | Category::Unknown if is_kept_alone => {
+            Category::Activations | Category::Backward | Category::Unknown if life.is_workspace => {
                 Category::Workspace
             }
             Category::Backward if life.freed_by_zero_grad => Category::Gradients,
@@ -111,18 +108,24 @@ impl Category {
 /// What is known of one block beside the stack that allocated it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LifeHints {
-    /// The requested bytes.
-    pub requested_bytes: u64,
     /// Whether the stack of its free runs through `zero_grad`.
     pub freed_by_zero_grad: bool,
-    /// Whether it is the first block of its size from its stack, and the only one of them never freed.
-    pub is_first_and_only_kept: bool,
+    /// Whether it has the size of a cuBLAS workspace, is the first block of that size from its stack, and the
+    /// only one of them never freed. PyTorch makes one per handle and stream, at the first matrix product,
+    /// with that product's stack, and keeps it; the one of `cuBLASLt` comes with it.
+    pub is_workspace: bool,
 }
 
-/// Whether `bytes` is the size of a workspace that PyTorch allocates for cuBLAS: 4096 KiB × 2 + 16 KiB × 8 by
-/// default (8 519 680), 32 MiB on Hopper and later.
+/// Bytes of the workspaces that PyTorch allocates for cuBLAS: 4096 KiB × 2 + 16 KiB × 8 by default, 32 MiB on
+/// Hopper and later.
+pub(crate) const CUBLAS_WORKSPACE_SIZES: [u64; 2] = [8_519_680, 33_554_432];
+
+/// Bytes of the workspace for `cuBLASLt`. Too common a size to tell anything by itself.
+pub(crate) const CUBLASLT_WORKSPACE_SIZE: u64 = 1 << 20;
+
+/// Whether `bytes` is the size of a workspace that PyTorch allocates for cuBLAS.
 pub fn is_cublas_workspace(bytes: u64) -> bool {
-    matches!(bytes, 8_519_680 | 33_554_432)
+    CUBLAS_WORKSPACE_SIZES.contains(&bytes)
 }
 
 /// Whether a function is a `zero_grad`, whoever's optimizer or module it belongs to.
@@ -297,11 +300,9 @@ mod tests {
     fn the_life_of_a_block_corrects_its_category() {
         let gradient = LifeHints { freed_by_zero_grad: true, ..LifeHints::default() };
         assert_eq!(Category::Backward.refined(&gradient), Category::Gradients);
-        let workspace =
-            LifeHints { requested_bytes: 33_554_432, is_first_and_only_kept: true, ..LifeHints::default() };
+        let workspace = LifeHints { is_workspace: true, ..LifeHints::default() };
         assert_eq!(Category::Activations.refined(&workspace), Category::Workspace);
-        let many = LifeHints { is_first_and_only_kept: false, ..workspace };
-        assert_eq!(Category::Activations.refined(&many), Category::Activations);
+        assert_eq!(Category::Activations.refined(&LifeHints::default()), Category::Activations);
         assert_eq!(Category::Parameters.refined(&workspace), Category::Parameters);
     }
 }

@@ -26,6 +26,12 @@ pub enum Error {
     /// The allocator could not follow the recording.
     #[error("cannot replay the history")]
     Replay(#[source] unhand_alloc::AllocError),
+    /// The sizes of a device add up to more than any device has.
+    #[error("the snapshot is damaged: the sizes of device `{device}` add up to 2^63 bytes or more")]
+    Damaged {
+        /// The device.
+        device: usize,
+    },
     /// The flame graph could not be drawn.
     #[error("cannot draw the flame graph: `{0}`")]
     Flame(String),

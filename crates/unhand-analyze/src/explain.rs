@@ -6,6 +6,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use unhand_snapshot::{BlockState, PoolId, Snapshot, Warning};
 
+use crate::bounds;
 use crate::category::Category;
 use crate::error::{Error, Result};
 use crate::holding::{HeldBlock, Holding, LifeFacts, gather};
@@ -168,7 +169,8 @@ pub fn devices(snapshot: &Snapshot) -> Vec<usize> {
 /// Explains one device of a snapshot. Without a history the segments alone are explained.
 ///
 /// # Errors
-/// [`Error::NoSuchDevice`] when the snapshot has neither events nor segments of the device.
+/// [`Error::NoSuchDevice`] when the snapshot has neither events nor segments of the device,
+/// [`Error::Damaged`] when its sizes cannot be true.
 pub fn explain(snapshot: &Snapshot, device: usize, options: &ExplainOptions) -> Result<Explanation> {
     let present = devices(snapshot);
     // A process that recorded and held nothing still has its (empty) device 0 explained.
@@ -176,6 +178,7 @@ pub fn explain(snapshot: &Snapshot, device: usize, options: &ExplainOptions) -> 
     if !is_known {
         return Err(no_such_device(device, &present));
     }
+    bounds::check(snapshot, device)?;
     let timeline = Timeline::of(snapshot, device).ok();
     let rounding = Rounding::of(&snapshot.settings);
     let spans = Spans::of(snapshot, device);
@@ -287,7 +290,7 @@ pub(crate) fn hold_at(
             allocated_bytes: rounding.block_bytes(life.requested_bytes),
             stream: life.stream,
             pool: born.and_then(|e| e.pool_id).unwrap_or_else(|| pools.at(life.address)),
-            age_us: born.and_then(|e| e.time_us).zip(now).map(|(born, now)| now - born),
+            age_us: born.and_then(|e| e.time_us).zip(now).map(|(born, now)| now.saturating_sub(born)),
         });
     }
     gather(sites, blocks, with_stacks)
@@ -331,7 +334,9 @@ fn end(
                 allocated_bytes: block.size,
                 stream: segment.stream,
                 pool: segment.pool_id,
-                age_us: born.zip(timeline.and_then(|t| t.last_time_us)).map(|(born, now)| now - born),
+                age_us: born
+                    .zip(timeline.and_then(|t| t.last_time_us))
+                    .map(|(born, now)| now.saturating_sub(born)),
             });
         }
     }

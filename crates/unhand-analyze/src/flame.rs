@@ -6,6 +6,7 @@ use rustc_hash::FxHashMap;
 use serde::Serialize;
 use unhand_snapshot::{Action, BlockState, FrameId, Snapshot, StackId};
 
+use crate::bounds;
 use crate::error::{Error, Result};
 use crate::explain::{devices, no_such_device};
 use crate::holding::BEFORE_HISTORY;
@@ -75,6 +76,7 @@ impl Flame {
         if !present.contains(&device) {
             return Err(no_such_device(device, &present));
         }
+        bounds::check(snapshot, device)?;
         let rounding = Rounding::of(&snapshot.settings);
         let mut sums: FxHashMap<Bottom, u64> = FxHashMap::default();
         let mut add = |stack: StackId, is_older: bool, bytes: u64| {

@@ -4,7 +4,9 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 use unhand_snapshot::{PoolId, Snapshot, StackId};
 
-use crate::category::{Category, LifeHints, is_cublas_workspace, is_zero_grad};
+use crate::category::{
+    CUBLAS_WORKSPACE_SIZES, CUBLASLT_WORKSPACE_SIZE, Category, LifeHints, is_cublas_workspace, is_zero_grad,
+};
 use crate::site::{FrameText, Site, SiteId, Sites};
 use crate::timeline::{Life, Timeline};
 
@@ -110,12 +112,24 @@ impl LifeFacts {
         // Of each stack and size: the first block, and how many were kept.
         let mut seen: FxHashMap<(StackId, u64), (&Life, u32)> = FxHashMap::default();
         let lives = timeline.iter().flat_map(|t| &t.lives);
-        for life in lives.filter(|life| is_cublas_workspace(life.requested_bytes)) {
+        for life in lives.filter(|life| {
+            is_cublas_workspace(life.requested_bytes) || life.requested_bytes == CUBLASLT_WORKSPACE_SIZE
+        }) {
             let entry = seen.entry((life.stack, life.requested_bytes)).or_insert((life, 0));
             entry.1 += u32::from(life.survives());
         }
-        let alone = seen.into_iter().filter(|(_, (first, kept))| *kept == 1 && first.survives());
-        let workspaces = alone.map(|((stack, bytes), (first, _))| (stack, bytes, first.address)).collect();
+        let alone = |(first, kept): &(&Life, u32)| *kept == 1 && first.survives();
+        let is_workspace = |&((stack, bytes), ref found): &((StackId, u64), (&Life, u32))| {
+            // The small one of cuBLASLt is made at the same matrix product as the large one of cuBLAS.
+            let beside = |size| seen.get(&(stack, size)).is_some_and(alone);
+            alone(found) && (is_cublas_workspace(bytes) || CUBLAS_WORKSPACE_SIZES.into_iter().any(beside))
+        };
+        let workspaces = seen
+            .iter()
+            .map(|(&key, &found)| (key, found))
+            .filter(is_workspace)
+            .map(|((stack, bytes), (first, _))| (stack, bytes, first.address))
+            .collect();
         LifeFacts { workspaces, zero_grad: FxHashMap::default() }
     }
 
@@ -133,9 +147,8 @@ impl LifeFacts {
                     .any(|frame| is_zero_grad(snapshot.strings.get(snapshot.stacks.frame(frame).name)))
         });
         told.refined(&LifeHints {
-            requested_bytes: life.requested_bytes,
             freed_by_zero_grad,
-            is_first_and_only_kept: life.survives()
+            is_workspace: life.survives()
                 && self.workspaces.contains(&(life.stack, life.requested_bytes, life.address)),
         })
     }

@@ -249,7 +249,7 @@ fn suspect(
     let is_even = basis == Basis::Steps
         && by_repetition[1..n - 1]
             .iter()
-            .all(|&(b, bytes)| b > 0 && bytes.abs_diff(per_bytes) * 10 <= per_bytes);
+            .all(|&(b, bytes)| b > 0 && bytes.abs_diff(per_bytes).saturating_mul(10) <= per_bytes);
     let confidence = match (basis, site) {
         (Basis::Steps, Some(_)) if is_even && n >= 10 => Confidence::High,
         (Basis::Steps, _) => Confidence::Medium,

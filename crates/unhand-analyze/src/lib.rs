@@ -35,6 +35,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod category;
 mod diff;
 mod error;

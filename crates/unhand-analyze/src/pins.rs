@@ -274,7 +274,7 @@ pub(crate) fn free_parts(segment: &Segment, rounding: &Rounding) -> FreeParts {
     let mut mixed = Vec::new();
     for block in segment.blocks.iter().filter(|b| b.state == BlockState::Inactive) {
         let from = block.address.saturating_sub(segment.address);
-        let to = from + block.size;
+        let to = from.saturating_add(block.size);
         let (first_whole, past_whole) = (from.div_ceil(page), to / page);
         if past_whole > first_whole {
             returnable_bytes += (past_whole - first_whole) * page;
@@ -292,7 +292,7 @@ pub(crate) fn free_parts(segment: &Segment, rounding: &Rounding) -> FreeParts {
     mixed.dedup();
     let touches_mixed_page = |block: &&Block| {
         let from = block.address.saturating_sub(segment.address);
-        let (first, last) = (from / page, (from + block.size.max(1) - 1) / page);
+        let (first, last) = (from / page, from.saturating_add(block.size.max(1) - 1) / page);
         let at = mixed.partition_point(|&p| p < first);
         mixed.get(at).is_some_and(|&p| p <= last)
     };

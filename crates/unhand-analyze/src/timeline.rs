@@ -3,6 +3,7 @@
 use rustc_hash::FxHashMap;
 use unhand_snapshot::{Action, BlockState, Snapshot, StackId, Trace};
 
+use crate::bounds;
 use crate::error::{Error, Result};
 use crate::rounding::Rounding;
 
@@ -139,10 +140,12 @@ impl Timeline {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NoHistory`] when the snapshot has no event of this device.
+    /// [`Error::NoHistory`] when the snapshot has no event of this device, [`Error::Damaged`] when its sizes cannot
+    /// be true.
     pub fn of(snapshot: &Snapshot, device: usize) -> Result<Timeline> {
         let trace =
             snapshot.traces.get(device).filter(|t| !t.is_empty()).ok_or(Error::NoHistory { device })?;
+        bounds::check(snapshot, device)?;
         let mut pass = Pass::new(Rounding::of(&snapshot.settings), trace);
         for index in 0..trace.len() {
             pass.step(index);
@@ -158,12 +161,12 @@ impl Timeline {
     /// Microseconds from the first event to `event`.
     pub fn since_start_us(&self, snapshot: &Snapshot, event: usize) -> Option<i64> {
         let time = snapshot.traces.get(self.device).filter(|t| event < t.len())?.event(event).time_us?;
-        Some(time - self.first_time_us?)
+        Some(time.saturating_sub(self.first_time_us?))
     }
 
     /// Microseconds from the first event to the last.
     pub fn duration_us(&self) -> Option<i64> {
-        Some(self.last_time_us? - self.first_time_us?)
+        Some(self.last_time_us?.saturating_sub(self.first_time_us?))
     }
 }
 
@@ -330,7 +333,7 @@ impl<'a> Pass<'a> {
             }
         }
         if has_segments {
-            self.gaps.alive_not_in_segments = (self.at.len() - in_segments) as u64;
+            self.gaps.alive_not_in_segments = self.at.len().saturating_sub(in_segments) as u64;
         }
 
         let rounding = self.rounding;

@@ -33,7 +33,7 @@ fn explains_a_training_run() {
       temporaries) 21%, optimizer state 6%, parameters 3%.
         4.4 GiB   31%     48 blocks  activations      activations.py:66 (forward) from record.py:17
         3.0 GiB   21%      2 blocks  backward         (no Python frames)
-        1.9 GiB   13%     25 blocks  activations      pytorch_utils.py:119 (forward) from record.py:17
+        1.9 GiB   13%     24 blocks  activations      pytorch_utils.py:119 (forward) from record.py:17
         1.5 GiB   10%      2 blocks  activations      loss_utils.py:40 from record.py:17
       949.4 MiB    6%    296 blocks  optimizer state  record.py:17 (gpt2)
       474.7 MiB    3%    148 blocks  parameters       modeling_utils.py:3706 (to) from record.py:14
@@ -46,9 +46,8 @@ fn explains_a_training_run() {
       32%, library workspaces 4%.
       949.4 MiB        3.4 s    296 blocks  optimizer state  record.py:17 (gpt2)
       474.7 MiB        4.3 s    148 blocks  parameters       modeling_utils.py:3706 from record.py:14
-       32.0 MiB        3.9 s       1 block  workspace        pytorch_utils.py:119 from record.py:17
+       33.0 MiB        3.9 s      2 blocks  workspace        pytorch_utils.py:119 from record.py:17
        32.0 MiB        3.6 s       1 block  workspace        (no Python frames)
-        1.0 MiB        3.9 s       1 block  activations      pytorch_utils.py:119 from record.py:17
       (second column: the age of the oldest block)
       No leak suspected: nothing that the 12 steps allocated grew with them.
 

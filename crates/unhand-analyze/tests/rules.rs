@@ -336,3 +336,63 @@ fn spans_name_the_moment_and_count_the_steps() {
     assert_eq!((peak.step, peak.event_index, peak.since_start_us), (Some(1), Some(3), Some(3000)));
     assert_eq!(e.recording.steps, Some(1));
 }
+
+#[test]
+fn json_counts_bytes_as_integers_and_leaves_unknown_things_null() {
+    fn check(path: &str, value: &serde_json::Value) {
+        match value {
+            serde_json::Value::Object(map) => map.iter().for_each(|(key, v)| {
+                let is_bytes = key.ends_with("_bytes");
+                assert!(!is_bytes || v.is_i64() || v.is_u64() || v.is_null(), "{path}.{key} is {v}");
+                check(&format!("{path}.{key}"), v);
+            }),
+            serde_json::Value::Array(items) => items.iter().for_each(|v| check(path, v)),
+            serde_json::Value::Number(n) => assert!(!n.is_f64(), "{path} is {n}"),
+            _ => {}
+        }
+    }
+    let mut s = three_blocks();
+    s.segments.push(segment(1 << 32, &[512, -512], StackId::NONE));
+    push(&mut s, Action::Oom, 5, 100 * MIB, StackId::NONE);
+    let json = serde_json::to_value(explained(&s)).expect("JSON");
+    check("", &json);
+    assert_eq!(json["schema_version"], 1);
+    assert_eq!(json["peak"]["requested"]["peak_bytes"], 1520 + 512);
+    assert_eq!(json["peak"]["allocated"]["is_exact"], false);
+    assert!(json["peak"]["requested"]["during"].is_null());
+    assert!(json["recording"]["steps"].is_null());
+    s.traces.clear();
+    let json = serde_json::to_value(explained(&s)).expect("JSON");
+    assert!(json["peak"].is_null() && json["leaks"].is_null() && json["at_peak"].is_null());
+}
+
+#[test]
+fn sizes_that_cannot_be_true_are_refused() {
+    let mut s = snapshot();
+    push(&mut s, Action::Alloc, 1 << 32, u64::MAX, StackId::NONE);
+    let error = explain(&s, 0, &ExplainOptions::default()).expect_err("no device has that much");
+    assert_eq!(
+        error.to_string(),
+        "the snapshot is damaged: the sizes of device `0` add up to 2^63 bytes or more"
+    );
+    assert!(Flame::of(&s, 0, FlameOf::Total).is_err());
+}
+
+#[test]
+fn the_small_workspace_is_known_by_the_large_one_beside_it() {
+    let mut s = snapshot();
+    let matmul = stack(
+        &mut s,
+        &[("forward", "/v/site-packages/torch/nn/modules/linear.py", 7), ("main", "/u/m.py", 1)],
+    );
+    let other =
+        stack(&mut s, &[("forward", "/v/site-packages/torch/nn/modules/conv.py", 7), ("main", "/u/m.py", 2)]);
+    for (at, bytes, line) in
+        [(1_u64, 32 * MIB, matmul), (2, MIB, matmul), (3, MIB, other), (4, 5 * MIB, matmul)]
+    {
+        push(&mut s, Action::Alloc, at << 32, bytes, line);
+    }
+    let shares = explained(&s).at_peak.expect("a history").categories.expect("stacks");
+    let told: Vec<_> = shares.iter().map(|c| (c.category.label(), c.requested_bytes / MIB)).collect();
+    assert_eq!(told, [("workspace", 33), ("activations", 6)]);
+}

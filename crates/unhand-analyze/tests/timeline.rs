@@ -213,6 +213,7 @@ proptest! {
     #[test]
     fn prop_never_panics_on_senseless_histories(
         raw in proptest::collection::vec((0_u8..12, 0_u8..SLOTS, any::<u64>()), 1..100),
+        shift in 0_u32..50,
     ) {
         const ACTIONS: [Action; 12] = [
             Action::Alloc, Action::FreeRequested, Action::FreeCompleted, Action::Free, Action::SegmentAlloc,
@@ -222,12 +223,23 @@ proptest! {
         let mut snapshot = Snapshot::default();
         snapshot.traces.push(unhand_snapshot::Trace::default());
         for (index, &(action, slot, bytes)) in raw.iter().enumerate() {
-            // Sums of more than 2^64 bytes are no history, only a damaged file; single sizes may be anything.
-            let bytes = bytes >> 8;
-            snapshot.traces[0].push(event(ACTIONS[action as usize], slot, bytes, index));
+            snapshot.traces[0].push(event(ACTIONS[action as usize], slot, bytes >> shift, index));
         }
+        let blocks = raw.iter().map(|&(state, slot, bytes)| Block {
+            address: BASE + u64::from(slot) * SLOT_BYTES,
+            size: bytes >> shift,
+            requested_size: bytes >> shift,
+            state: if state < 6 { BlockState::Inactive } else { BlockState::ActiveAllocated },
+            ..Block::default()
+        });
+        let is_expandable = shift > 20;
+        snapshot.segments.push(Segment { address: BASE, total_size: 1 << 30, is_expandable, blocks: blocks.collect(), ..Segment::default() });
         let options = unhand_analyze::ExplainOptions::default();
-        let explanation = unhand_analyze::explain(&snapshot, 0, &options).expect("device 0 is there");
+        let Ok(explanation) = unhand_analyze::explain(&snapshot, 0, &options) else {
+            let sum: u128 = raw.iter().map(|&(.., bytes)| u128::from(bytes >> shift)).sum();
+            prop_assert!(sum * 3 >= (1 << 62), "only absurd sums are refused");
+            return Ok(());
+        };
         prop_assert!(!unhand_analyze::render(&explanation, &unhand_analyze::TextOptions::default()).is_empty());
         prop_assert!(serde_json::to_string(&explanation).is_ok());
     }

@@ -114,7 +114,7 @@ impl Page {
             writeln!(self.out, "  {name}  {:>18}  {}", style.strong(bytes), when(peak))?;
         }
         let (need, held) = (peaks.allocated.peak_bytes, peaks.reserved.peak_bytes);
-        if held > need && (held - need) * 20 > held {
+        if held > need && (held - need).saturating_mul(20) > held {
             self.prose(&format!(
                 "PyTorch held {} more from the driver than its blocks ever needed at once ({} of the reserved peak).",
                 Bytes(held - need),
@@ -256,7 +256,7 @@ impl Page {
             Bytes(cache.stuck_bytes)
         ))?;
         // A stuck share that nobody would miss is not worth a list.
-        if cache.stuck_bytes * 50 < e.end.reserved_bytes && cache.stuck_bytes < 64 << 20 {
+        if cache.stuck_bytes.saturating_mul(50) < e.end.reserved_bytes && cache.stuck_bytes < 64 << 20 {
             return Ok(());
         }
         for group in cache.pinned_by.iter().take(3) {
