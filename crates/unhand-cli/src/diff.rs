@@ -65,5 +65,5 @@ pub(crate) fn run(arguments: &Arguments, shared: Shared, printer: &mut Printer) 
 fn explain_one(path: &Path, arguments: &Arguments, shared: Shared) -> Result<Explanation, Failure> {
     let loaded = load(path, shared)?;
     let device = arguments.device.unwrap_or_else(|| loaded.first_device());
-    explain::explain_device(&loaded, device, arguments.stacks)
+    explain::explain_device(&loaded, device, arguments.stacks, true)
 }

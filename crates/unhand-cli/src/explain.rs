@@ -9,6 +9,7 @@ use unhand_analyze::{
 };
 use unhand_snapshot::Snapshot;
 
+use crate::advice::{Replayed, replayed};
 use crate::arguments::Shared;
 use crate::failure::{Failure, Outcome};
 use crate::load::{Loaded, load};
@@ -69,7 +70,10 @@ struct Answer<'a> {
 
 pub(crate) fn run(arguments: &Arguments, shared: Shared, printer: &mut Printer) -> Result<Outcome, Failure> {
     let paths = open::expand(&arguments.files)?;
-    let explanations = map_in_order(&paths, |path| explain_file(path, arguments, shared))?.concat();
+    // The comparison of several files needs nothing that a replay adds.
+    let is_replayed = shared.json || paths.len() == 1;
+    let explanations =
+        map_in_order(&paths, |path| explain_file(path, arguments, shared, is_replayed))?.concat();
     let comparison = (paths.len() > 1).then(|| Ranks::of(&explanations));
     if shared.json {
         let explanations = &explanations;
@@ -100,18 +104,34 @@ pub(crate) fn run(arguments: &Arguments, shared: Shared, printer: &mut Printer) 
 }
 
 /// One explanation for each device of one file.
-fn explain_file(path: &Path, arguments: &Arguments, shared: Shared) -> Result<Vec<Explanation>, Failure> {
+fn explain_file(
+    path: &Path,
+    arguments: &Arguments,
+    shared: Shared,
+    is_replayed: bool,
+) -> Result<Vec<Explanation>, Failure> {
     let loaded = load(path, shared)?;
     let devices = arguments.device.map_or_else(|| devices_of(&loaded.snapshot), |device| vec![device]);
-    devices.into_iter().map(|device| explain_device(&loaded, device, arguments.stacks)).collect()
+    let explain_device = |device| explain_device(&loaded, device, arguments.stacks, is_replayed);
+    devices.into_iter().map(explain_device).collect()
 }
 
-/// The explanation of one device, with what only a replay of the history can tell.
-pub(crate) fn explain_device(loaded: &Loaded, device: usize, stacks: bool) -> Result<Explanation, Failure> {
+/// The explanation of one device; if `is_replayed`, with what only a replay of the history can tell.
+pub(crate) fn explain_device(
+    loaded: &Loaded,
+    device: usize,
+    stacks: bool,
+    is_replayed: bool,
+) -> Result<Explanation, Failure> {
     let Loaded { name, snapshot } = loaded;
     let _progress = Progress::start(format!("explaining {name}"));
-    let options = ExplainOptions { file: Some(name.clone()), true_peaks: None, stacks };
-    explain(snapshot, device, &options).map_err(|error| Failure::unanswered(name, &error))
+    let Replayed { true_peaks, advice } =
+        if is_replayed { replayed(snapshot, device) } else { Replayed::default() };
+    let options = ExplainOptions { file: Some(name.clone()), true_peaks, stacks };
+    let mut explanation =
+        explain(snapshot, device, &options).map_err(|error| Failure::unanswered(name, &error))?;
+    explanation.advice.extend(advice);
+    Ok(explanation)
 }
 
 /// The devices to answer for. A process that recorded and held nothing still has its device 0.

@@ -5,10 +5,13 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 
 use anstyle::AnsiColor;
-use unhand_analyze::Style;
+use unhand_analyze::{Style, wrap};
 
 use crate::arguments::Color;
 use crate::printer;
+
+/// Hints are sentences, and break like them. Messages and causes stay on one line, for whoever searches for them.
+const HINT_WIDTH: usize = 100;
 
 /// How a command ends when it could do its work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -128,6 +131,7 @@ impl Failure {
             let _ = writeln!(text, "  caused by: {cause}");
         }
         if let Some(hint) = &self.hint {
+            let hint = wrap(hint, HINT_WIDTH, 0);
             let _ = writeln!(text, "\n{}: {hint}", style.strong("hint"));
         }
         text

@@ -3,6 +3,7 @@
 //! This crate is the only one that opens files, knows a terminal and prints. What it prints is computed
 //! and worded in `unhand-analyze`; each command has one file here, named like the command.
 
+mod advice;
 mod arguments;
 mod diff;
 mod explain;

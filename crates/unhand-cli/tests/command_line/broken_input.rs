@@ -37,7 +37,8 @@ fn a_file_that_is_no_pickle() {
     error: not a snapshot that can be read: `[FOLDER]/notes.pickle`
       caused by: not a pickle of protocol 2 to 5, it looks like something else
 
-    hint: a snapshot is what `torch.cuda.memory._dump_snapshot("snapshot.pickle")` writes; docs/guides/recording.md shows how to record one
+    hint: a snapshot is what `torch.cuda.memory._dump_snapshot("snapshot.pickle")` writes;
+    docs/guides/recording.md shows how to record one
     "#);
 }
 
@@ -85,7 +86,8 @@ fn a_hostile_pickle_runs_nothing() {
     error: not a snapshot that can be read: `[FOLDER]/old.pickle`
       caused by: not a pickle of protocol 2 to 5, it looks like something else
 
-    hint: a snapshot is what `torch.cuda.memory._dump_snapshot("snapshot.pickle")` writes; docs/guides/recording.md shows how to record one
+    hint: a snapshot is what `torch.cuda.memory._dump_snapshot("snapshot.pickle")` writes;
+    docs/guides/recording.md shows how to record one
     "#);
     assert_snapshot!(explain("new.pickle", &new), @"
     exit code: 3
@@ -94,7 +96,8 @@ fn a_hostile_pickle_runs_nothing() {
     error: not a snapshot that can be read: `[FOLDER]/new.pickle`
       caused by: opcode `STACK_GLOBAL` at byte 16 asks for code to be run: `os.system`
 
-    hint: a snapshot holds data and nothing to run, and unhand ran nothing; do not open this file with Python's `pickle`, which would
+    hint: a snapshot holds data and nothing to run, and unhand ran nothing; do not open this file with
+    Python's `pickle`, which would
     ");
     assert!(!trace.exists(), "the pickle was executed");
 }
@@ -109,7 +112,8 @@ fn a_pickle_cut_short() {
     error: not a snapshot that can be read: `[FOLDER]/cut.pickle`
       caused by: the data ends at byte 1412008, inside the pickle
 
-    hint: the file was cut short while it was written or copied; copy it again, or pass `--partial` to use what there is
+    hint: the file was cut short while it was written or copied; copy it again, or pass `--partial` to use
+    what there is
     ");
 }
 
@@ -124,7 +128,8 @@ fn a_compressed_file_cut_short() {
     error: cannot decompress: `[FOLDER]/cut.pickle.xz`
       caused by: bad xz data: failed to fill whole buffer
 
-    hint: the file may have been cut short while it was copied; copy it again, or pass `--partial` to use what there is
+    hint: the file may have been cut short while it was copied; copy it again, or pass `--partial` to use what
+    there is
     ");
 }
 
@@ -171,7 +176,8 @@ fn broken_stdin() {
     error: not a snapshot that can be read: `stdin`
       caused by: not a pickle of protocol 2 to 5, it looks like something else
 
-    hint: a snapshot is what `torch.cuda.memory._dump_snapshot("snapshot.pickle")` writes; docs/guides/recording.md shows how to record one
+    hint: a snapshot is what `torch.cuda.memory._dump_snapshot("snapshot.pickle")` writes;
+    docs/guides/recording.md shows how to record one
     "#);
 }
 
@@ -184,7 +190,8 @@ fn one_broken_file_among_good_ones() {
     error: not a snapshot that can be read: `README.md`
       caused by: not a pickle of protocol 2 to 5, it looks like something else
 
-    hint: a snapshot is what `torch.cuda.memory._dump_snapshot("snapshot.pickle")` writes; docs/guides/recording.md shows how to record one
+    hint: a snapshot is what `torch.cuda.memory._dump_snapshot("snapshot.pickle")` writes;
+    docs/guides/recording.md shows how to record one
     "#);
 }
 

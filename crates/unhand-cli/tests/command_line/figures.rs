@@ -37,10 +37,35 @@ fn explain_has_the_figures_of_pytorch() {
         let (peak, end) = (&explanation["peak"], &explanation["end"]);
         let expected = [
             ("requested_bytes.all.peak", &peak["requested"]["peak_bytes"]),
+            ("allocated_bytes.all.peak", &peak["allocated"]["peak_bytes"]),
             ("reserved_bytes.all.peak", &peak["reserved"]["peak_bytes"]),
             ("requested_bytes.all.current", &end["requested_bytes"]),
             ("allocated_bytes.all.current", &end["allocated_bytes"]),
             ("reserved_bytes.all.current", &end["reserved_bytes"]),
+        ];
+        for (key, value) in expected {
+            assert_eq!(&stats[key], value, "{name}: {key}");
+        }
+    }
+}
+
+#[test]
+fn the_recorded_run_of_a_replay_has_the_figures_of_pytorch() {
+    for name in recordings() {
+        let stats = &reported(&name)["stats"];
+        let answer = json_of(&["replay", "--json", &recording(&name)]);
+        assert_eq!(answer["schema_version"], 1);
+        let run = &answer["runs"][0];
+        assert_eq!(run["recorded"], true);
+        let (peak, end) = (&run["peak"], &run["end"]);
+        let expected = [
+            ("requested_bytes.all.peak", &peak["requested_bytes"]),
+            ("allocated_bytes.all.peak", &peak["allocated_bytes"]),
+            ("reserved_bytes.all.peak", &peak["reserved_bytes"]),
+            ("requested_bytes.all.current", &end["requested_bytes"]),
+            ("allocated_bytes.all.current", &end["allocated_bytes"]),
+            ("reserved_bytes.all.current", &end["reserved_bytes"]),
+            ("num_ooms", &run["ooms"]),
         ];
         for (key, value) in expected {
             assert_eq!(&stats[key], value, "{name}: {key}");

@@ -199,13 +199,25 @@ fn a_setting_nobody_knows() {
     exit code: 2
     ----- stdout
     ----- stderr
-    error: `replay` is not part of this build
+    error: cannot use `--set`
+      caused by: unrecognized key: `max_split_size`
+
+    hint: did you mean `max_split_size_mb`?
     ");
     assert_snapshot!(run(&["replay", &file, "--set", "shoe_size=42"]), @"
     exit code: 2
     ----- stdout
     ----- stderr
-    error: `replay` is not part of this build
+    error: cannot use `--set`
+      caused by: unrecognized key: `shoe_size`
+
+    hint: the keys are backend, expandable_segments, expandable_segments_reserve,
+    expandable_segments_reserve_by_class, garbage_collection_threshold,
+    graph_capture_record_stream_reuse, large_segment_size_mb, max_non_split_rounding_mb,
+    max_split_size_mb, per_process_memory_fraction, pinned_free_catch_all, pinned_max_cached_size_mb,
+    pinned_max_round_threshold_mb, pinned_num_register_threads, pinned_reserve_segment_size_mb,
+    pinned_use_background_threads, pinned_use_cuda_host_register, release_lock_on_cudamalloc,
+    roundup_power2_divisions, throw_on_cudamalloc_oom
     ");
 }
 
@@ -215,7 +227,8 @@ fn a_setting_out_of_range() {
     exit code: 2
     ----- stdout
     ----- stderr
-    error: `replay` is not part of this build
+    error: cannot use `--set`
+      caused by: bad value for `max_split_size_mb`: `1` (at least large_segment_size_mb, 20 by default)
     ");
 }
 
@@ -226,7 +239,10 @@ fn a_setting_newer_than_the_release() {
     exit code: 2
     ----- stdout
     ----- stderr
-    error: `replay` is not part of this build
+    error: cannot use `--set`
+      caused by: key `large_segment_size_mb` is not known to torch 2.9
+
+    hint: name a newer release with `--torch`
     ");
 }
 
