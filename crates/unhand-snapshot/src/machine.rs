@@ -7,6 +7,7 @@
 
 use crate::hash::{IdTable, Seed};
 use crate::item::{Item, Open};
+use crate::refuse::looks_like;
 use crate::settle::{FrameTable, TraceBuild};
 use crate::{Error, PoolId, Stacks, Strings, Value, keys, opcode as op};
 
@@ -29,8 +30,8 @@ pub(crate) enum Node {
 
 /// The machine and the tables its items refer to.
 pub(crate) struct Machine<'a> {
-    data: &'a [u8],
-    at: usize,
+    pub(crate) data: &'a [u8],
+    pub(crate) at: usize,
     /// Where the opcode began that is being carried out.
     pub(crate) op_at: usize,
     pub(crate) stack: Vec<Item>,
@@ -275,46 +276,6 @@ impl<'a> Machine<'a> {
             _ => return Err(self.refuse(opcode)),
         }
         Ok(())
-    }
-
-    /// The error for an opcode that is not carried out.
-    fn refuse(&mut self, opcode: u8) -> Error {
-        let offset = self.op_at as u64;
-        let Some(name) = op::name(opcode) else { return Error::UnknownOpcode { byte: opcode, offset } };
-        let class = match opcode {
-            op::GLOBAL | op::INST => {
-                let module = self.line();
-                format!("{module}.{}", self.line())
-            }
-            op::STACK_GLOBAL => {
-                let text = |item: Option<&Item>| match item.map(|item| item.view()) {
-                    Some(crate::item::View::Str(id)) => short(self.strings.get(id)),
-                    _ => "?".to_owned(),
-                };
-                let [.., module, class] = self.stack.as_slice() else {
-                    return Error::Refused { name, class: "?".to_owned(), offset };
-                };
-                format!("{}.{}", text(Some(module)), text(Some(class)))
-            }
-            op::PERSID => format!("persistent id {}", self.line()),
-            op::EXT1 | op::EXT2 | op::EXT4 => "a registered extension".to_owned(),
-            op::REDUCE | op::BUILD | op::OBJ | op::NEWOBJ | op::NEWOBJ_EX | op::BINPERSID => {
-                "an object outside the file".to_owned()
-            }
-            op::FLOAT
-            | op::INT
-            | op::LONG
-            | op::STRING
-            | op::UNICODE
-            | op::DICT
-            | op::LIST
-            | op::GET
-            | op::PUT => {
-                return Error::OldOpcode { name, offset };
-            }
-            _ => return Error::Unsupported { name, offset },
-        };
-        Error::Refused { name, class, offset }
     }
 
     /// Checks the first bytes, so that another kind of file is named as what it is.
@@ -584,37 +545,8 @@ impl<'a> Machine<'a> {
         self.data.len()
     }
 
-    /// A line of text for a message.
-    fn line(&mut self) -> String {
-        let rest = &self.data[self.at..];
-        let length = rest.iter().take(256).position(|&byte| byte == b'\n').unwrap_or(rest.len().min(256));
-        self.at = (self.at + length + 1).min(self.data.len());
-        short(&String::from_utf8_lossy(&rest[..length]))
-    }
-
     #[cold]
     pub(crate) fn truncated(&self) -> Error {
         Error::Truncated { offset: self.data.len() as u64 }
-    }
-}
-
-/// A name for a message: hostile files may have long ones.
-fn short(text: &str) -> String {
-    text.chars().take(100).flat_map(char::escape_default).collect()
-}
-
-/// What a file that is not a pickle may be.
-fn looks_like(data: &[u8]) -> &'static str {
-    match data {
-        [0x1f, 0x8b, ..] => "gzip data, which must be unpacked first",
-        [0xfd, b'7', b'z', b'X', b'Z', ..] => "xz data, which must be unpacked first",
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => "zstd data, which must be unpacked first",
-        [b'P', b'K', ..] => "a zip archive, perhaps from `torch.save`",
-        [b'<', ..] => "an HTML page",
-        [b'{', ..] => "JSON",
-        [b'[', ..] if matches!(data.get(1), Some(b'{' | b'[' | b'"' | b']' | b'\n' | b' ')) => "JSON",
-        // What protocols 0 and 1 begin with: a mark or an empty list or dict.
-        [b'(' | b']' | b'}', ..] => "a pickle of protocol 0 or 1",
-        _ => "something else",
     }
 }
