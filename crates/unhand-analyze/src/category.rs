@@ -77,7 +77,13 @@ impl Category {
     /// decides, because it is nearest to the allocation: a forward pass run from an optimizer's closure makes
     /// activations.
     pub fn of_frames<'a>(frames: impl IntoIterator<Item = (&'a str, &'a str)>) -> Category {
-        frames.into_iter().find_map(|(function, file)| rule(function, file)).unwrap_or(Category::Unknown)
+        let told = frames.into_iter().find_map(|(function, file)| Category::of_frame(function, file));
+        told.unwrap_or(Category::Unknown)
+    }
+
+    /// What a single frame tells; `None` when no rule knows it.
+    pub fn of_frame(function: &str, file: &str) -> Option<Category> {
+        rule(function, file)
     }
 
     /// The category of a block without a single Python frame.

@@ -40,6 +40,8 @@ pub struct Flame {
     pub device: usize,
     /// Bytes of all stacks.
     pub total_bytes: u64,
+    /// The frames that occur, sorted: `leak (record.py:40)`.
+    pub frames: Vec<String>,
     /// The stacks, in the order of their frames.
     pub stacks: Vec<FlameStack>,
 }
@@ -47,8 +49,8 @@ pub struct Flame {
 /// The bytes of one stack.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct FlameStack {
-    /// The frames, outermost first: `leak (record.py:40)`.
-    pub frames: Vec<String>,
+    /// Indices into [`Flame::frames`], outermost first.
+    pub frames: Vec<u32>,
     /// The bytes.
     pub bytes: u64,
 }
@@ -127,26 +129,56 @@ impl Flame {
 
     fn gather(snapshot: &Snapshot, device: usize, of: FlameOf, sums: FxHashMap<Bottom, u64>) -> Flame {
         let has_stacks = crate::site::has_stacks(snapshot);
-        let mut labels: FxHashMap<FrameId, String> = FxHashMap::default();
+        let reason = if has_stacks { NO_PYTHON_FRAMES } else { NO_STACK_RECORDED };
+        // Frames are numbered as they come, and renumbered once their labels are sorted.
+        let mut labels: Vec<String> = Vec::new();
+        let mut by_label: FxHashMap<String, u32> = FxHashMap::default();
+        let mut number = |label: String| -> u32 {
+            *by_label.entry(label).or_insert_with_key(|label| {
+                labels.push(label.clone());
+                u32::try_from(labels.len() - 1).unwrap_or(u32::MAX)
+            })
+        };
+        let mut by_frame: FxHashMap<FrameId, u32> = FxHashMap::default();
         let mut stacks: Vec<FlameStack> = Vec::with_capacity(sums.len());
         for (bottom, bytes) in sums.into_iter().filter(|&(_, bytes)| bytes > 0) {
-            let mut frames: Vec<String> = match bottom {
-                Bottom::Older => vec![BEFORE_HISTORY.to_owned()],
-                Bottom::Stack(stack) if stack.is_none() => {
-                    vec![if has_stacks { NO_PYTHON_FRAMES } else { NO_STACK_RECORDED }.to_owned()]
-                }
+            let mut frames: Vec<u32> = match bottom {
+                Bottom::Older => vec![number(BEFORE_HISTORY.to_owned())],
+                Bottom::Stack(stack) if stack.is_none() => vec![number(reason.to_owned())],
                 Bottom::Stack(stack) => snapshot
                     .stacks
                     .frames(stack)
-                    .map(|frame| labels.entry(frame).or_insert_with(|| label(snapshot, frame)).clone())
+                    .map(|frame| *by_frame.entry(frame).or_insert_with(|| number(label(snapshot, frame))))
                     .collect(),
             };
             frames.reverse();
             stacks.push(FlameStack { frames, bytes });
         }
+        let mut order: Vec<usize> = (0..labels.len()).collect();
+        order.sort_unstable_by(|&a, &b| labels[a].cmp(&labels[b]));
+        let mut new_number = vec![0_u32; labels.len()];
+        for (new, &old) in order.iter().enumerate() {
+            new_number[old] = u32::try_from(new).unwrap_or(u32::MAX);
+        }
+        for frame in stacks.iter_mut().flat_map(|stack| &mut stack.frames) {
+            *frame = new_number[*frame as usize];
+        }
         stacks.sort_unstable();
+        stacks.dedup_by(|later, first| {
+            let same = later.frames == first.frames;
+            if same {
+                first.bytes += later.bytes;
+            }
+            same
+        });
+        let frames = order.into_iter().map(|old| std::mem::take(&mut labels[old])).collect();
         let total_bytes = stacks.iter().map(|s| s.bytes).sum();
-        Flame { of, device, total_bytes, stacks }
+        Flame { of, device, total_bytes, frames, stacks }
+    }
+
+    /// The frames of a stack as text, outermost first.
+    pub fn frames_of<'f>(&'f self, stack: &'f FlameStack) -> impl Iterator<Item = &'f str> {
+        stack.frames.iter().map(|&frame| self.frames[frame as usize].as_str())
     }
 
     /// Writes folded lines: `outermost;…;innermost bytes`. A semicolon or a line break inside a frame becomes a
@@ -163,25 +195,32 @@ impl Flame {
 
     /// The folded lines, one for each stack.
     pub fn folded_lines(&self) -> impl Iterator<Item = String> + '_ {
-        self.stacks.iter().map(|stack| {
-            let frames: Vec<String> = stack
-                .frames
-                .iter()
-                .map(|f| {
-                    f.chars()
-                        .map(|c| {
-                            if c == ';' {
-                                ','
-                            } else if c.is_control() {
-                                ' '
-                            } else {
-                                c
-                            }
-                        })
-                        .collect()
+        let clean = |frame: &str| -> String {
+            frame
+                .chars()
+                .map(|c| {
+                    if c == ';' {
+                        ','
+                    } else if c.is_control() {
+                        ' '
+                    } else {
+                        c
+                    }
                 })
-                .collect();
-            format!("{} {}", frames.join(";"), stack.bytes)
+                .collect()
+        };
+        let frames: Vec<String> = self.frames.iter().map(|frame| clean(frame)).collect();
+        self.stacks.iter().map(move |stack| {
+            let mut line = String::new();
+            for &frame in &stack.frames {
+                if !line.is_empty() {
+                    line.push(';');
+                }
+                line.push_str(&frames[frame as usize]);
+            }
+            line.push(' ');
+            line.push_str(&stack.bytes.to_string());
+            line
         })
     }
 
@@ -190,31 +229,20 @@ impl Flame {
     /// # Errors
     /// When `out` fails.
     pub fn write_speedscope(&self, name: &str, out: &mut impl Write) -> Result<()> {
-        let mut frames: Vec<SpeedscopeFrame<'_>> = Vec::new();
-        let mut index: FxHashMap<&str, usize> = FxHashMap::default();
-        let mut samples = Vec::with_capacity(self.stacks.len());
-        for stack in &self.stacks {
-            let mut sample = Vec::with_capacity(stack.frames.len());
-            for frame in &stack.frames {
-                sample.push(*index.entry(frame).or_insert_with(|| {
-                    frames.push(SpeedscopeFrame { name: frame });
-                    frames.len() - 1
-                }));
-            }
-            samples.push(sample);
-        }
         let file = SpeedscopeFile {
             schema: "https://www.speedscope.app/file-format-schema.json",
             exporter: concat!("unhand ", env!("CARGO_PKG_VERSION")),
             name,
-            shared: SpeedscopeShared { frames },
+            shared: SpeedscopeShared {
+                frames: self.frames.iter().map(|name| SpeedscopeFrame { name }).collect(),
+            },
             profiles: [SpeedscopeProfile {
                 kind: "sampled",
                 name,
                 unit: "bytes",
                 start_value: 0,
                 end_value: self.total_bytes,
-                samples,
+                samples: self.stacks.iter().map(|s| s.frames.as_slice()).collect(),
                 weights: self.stacks.iter().map(|s| s.bytes).collect(),
             }],
         };
@@ -282,6 +310,6 @@ struct SpeedscopeProfile<'a> {
     unit: &'static str,
     start_value: u64,
     end_value: u64,
-    samples: Vec<Vec<usize>>,
+    samples: Vec<&'a [u32]>,
     weights: Vec<u64>,
 }

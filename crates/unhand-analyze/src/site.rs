@@ -63,6 +63,7 @@ pub struct Sites<'a> {
     has_stacks: bool,
     short: FxHashMap<StringId, String>,
     origins: FxHashMap<StringId, Origin>,
+    rules: FxHashMap<FrameId, Option<Category>>,
     known: FxHashMap<StackId, (SiteId, Category)>,
     by_frames: FxHashMap<(Option<FrameId>, Option<FrameId>), SiteId>,
     all: Vec<Site>,
@@ -81,6 +82,7 @@ impl<'a> Sites<'a> {
             has_stacks: has_stacks(snapshot),
             short: FxHashMap::default(),
             origins: FxHashMap::default(),
+            rules: FxHashMap::default(),
             known: FxHashMap::default(),
             by_frames: FxHashMap::default(),
             all: Vec::new(),
@@ -125,15 +127,10 @@ impl<'a> Sites<'a> {
             self.by_frames.insert(key, id);
             id
         };
-        let snapshot = self.snapshot;
-        let texts = frames.iter().map(|&f| {
-            let frame = snapshot.stacks.frame(f);
-            (snapshot.strings.get(frame.name), snapshot.strings.get(frame.filename))
-        });
         let category = if frames.is_empty() {
             Category::without_frames(self.has_stacks)
         } else {
-            Category::of_frames(texts)
+            frames.iter().find_map(|&frame| self.rule(frame)).unwrap_or(Category::Unknown)
         };
         self.known.insert(stack, (site, category));
         (site, category)
@@ -165,6 +162,15 @@ impl<'a> Sites<'a> {
     fn origin(&mut self, file: StringId) -> Origin {
         let snapshot = self.snapshot;
         *self.origins.entry(file).or_insert_with(|| Origin::of(snapshot.strings.get(file)))
+    }
+
+    /// What one frame tells; each frame is looked at once, most stacks share theirs.
+    fn rule(&mut self, frame: FrameId) -> Option<Category> {
+        let snapshot = self.snapshot;
+        *self.rules.entry(frame).or_insert_with(|| {
+            let frame = snapshot.stacks.frame(frame);
+            Category::of_frame(snapshot.strings.get(frame.name), snapshot.strings.get(frame.filename))
+        })
     }
 
     fn describe(&mut self, line: Option<FrameId>, own: Option<FrameId>, only_torch: bool) -> Site {

@@ -22,11 +22,11 @@ fn explains_a_training_run() {
     38,413 events over 4.3 s, 12 steps, with stacks
 
     Peaks
-      requested            14.4 GiB  after 3.2 s, in step 11
-      allocated   at least 14.4 GiB  after 3.2 s, in step 11
+      requested           14.4 GiB  after 3.2 s, in step 11
+      allocated  at least 14.4 GiB  after 3.2 s, in step 11
       reserved            16.5 GiB  after 3.2 s, in step 11
-      PyTorch held 2.2 GiB more from the driver than its blocks ever needed at once (13% of the reserved
-      peak).
+      PyTorch held up to 2.2 GiB more from the driver than its blocks ever needed at once (13% of the
+      reserved peak).
 
     At the peak
       After 3.2 s, in step 11, 14.4 GiB were held by 699 blocks: activations 69%, backward (gradients or
@@ -81,9 +81,9 @@ fn explains_a_leak() {
     14,776 events over 5.0 s, 40 steps, with stacks
 
     Peaks
-      requested             6.9 GiB  after 4.8 s, in step 40, during Optimizer.step#Adam.step
-      allocated    at least 6.9 GiB  after 4.8 s, in step 40, during Optimizer.step#Adam.step
-      reserved             6.9 GiB  after 4.8 s
+      requested           6.9 GiB  after 4.8 s, in step 40, during Optimizer.step#Adam.step
+      allocated  at least 6.9 GiB  after 4.8 s, in step 40, during Optimizer.step#Adam.step
+      reserved            6.9 GiB  after 4.8 s
 
     Leak suspects
       Each repetition of record.py:40 leaves 49 blocks, 144.0 MiB; 40 repetitions so far: 5.6 GiB. They
@@ -128,8 +128,8 @@ fn explains_streams_and_pools() {
     Peaks
       requested           479.7 MiB  after 232 ms
       allocated  at least 479.8 MiB  after 232 ms
-      reserved           608.0 MiB  after 232 ms
-      PyTorch held 128.2 MiB more from the driver than its blocks ever needed at once (21% of the
+      reserved            608.0 MiB  after 232 ms
+      PyTorch held up to 128.2 MiB more from the driver than its blocks ever needed at once (21% of the
       reserved peak).
 
     At the peak
@@ -193,10 +193,10 @@ fn explains_an_out_of_memory_error() {
     34,113 events over 3.0 s, 10 steps, without stacks, garbage_collection_threshold:0.6
 
     Peaks
-      requested             9.9 GiB  after 3.0 s
-      allocated    at least 9.9 GiB  after 3.0 s
-      reserved            10.7 GiB  after 3.0 s
-      PyTorch held 794.2 MiB more from the driver than its blocks ever needed at once (7% of the
+      requested           9.9 GiB  after 3.0 s
+      allocated  at least 9.9 GiB  after 3.0 s
+      reserved           10.7 GiB  after 3.0 s
+      PyTorch held up to 794.2 MiB more from the driver than its blocks ever needed at once (7% of the
       reserved peak).
 
     Out of memory

@@ -263,8 +263,8 @@ fn speedscope_counts_bytes() {
     assert_eq!(profile["type"], "sampled");
     assert_eq!(profile["endValue"], 1520);
     assert_eq!(profile["weights"], serde_json::json!([20, 1000, 500]));
-    assert_eq!(profile["samples"], serde_json::json!([[0], [1, 2], [1, 3]]));
-    assert_eq!(json["shared"]["frames"][1]["name"], "main (main.py:1)");
+    assert_eq!(profile["samples"], serde_json::json!([[0], [3, 1], [3, 2]]));
+    assert_eq!(json["shared"]["frames"][3]["name"], "main (main.py:1)");
 }
 
 #[cfg(feature = "flame-svg")]

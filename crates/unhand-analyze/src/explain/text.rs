@@ -106,17 +106,22 @@ impl Page {
         };
         let style = self.options.style;
         writeln!(self.out, "{}", style.strong("Peaks"))?;
-        for (name, peak) in
-            [("requested", &peaks.requested), ("allocated", &peaks.allocated), ("reserved", &peaks.reserved)]
-        {
-            let bytes = if peak.is_exact { String::new() } else { "at least ".to_owned() };
-            let bytes = format!("{bytes}{}", Bytes(peak.peak_bytes));
-            writeln!(self.out, "  {name}  {:>18}  {}", style.strong(bytes), when(peak))?;
+        let rows =
+            [("requested", &peaks.requested), ("allocated", &peaks.allocated), ("reserved", &peaks.reserved)];
+        let bytes = rows.map(|(_, peak)| {
+            let bound = if peak.is_exact { "" } else { "at least " };
+            format!("{bound}{}", Bytes(peak.peak_bytes))
+        });
+        let width = bytes.iter().map(String::len).max().unwrap_or_default();
+        for ((name, peak), bytes) in rows.into_iter().zip(bytes) {
+            writeln!(self.out, "  {name:<9}  {:>width$}  {}", style.strong(bytes), when(peak))?;
         }
         let (need, held) = (peaks.allocated.peak_bytes, peaks.reserved.peak_bytes);
         if held > need && (held - need).saturating_mul(20) > held {
+            let bound = if peaks.allocated.is_exact { "" } else { "up to " };
             self.prose(&format!(
-                "PyTorch held {} more from the driver than its blocks ever needed at once ({} of the reserved peak).",
+                "PyTorch held {bound}{} more from the driver than its blocks ever needed at once ({} of the reserved \
+                 peak).",
                 Bytes(held - need),
                 Share(held - need, held)
             ))?;
