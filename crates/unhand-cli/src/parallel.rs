@@ -1,8 +1,8 @@
 //! Does the same work on several files at once and gives the results in the order of the files.
 
 use std::num::NonZero;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use crate::failure::Failure;
@@ -35,12 +35,12 @@ pub(crate) fn map_in_order<T: Sync, R: Send>(
                         next.store(items.len(), Ordering::Relaxed);
                     }
                     // A panic elsewhere is passed on by the scope; until then the results are whole.
-                    results.lock().unwrap_or_else(|error| error.into_inner()).push((index, result));
+                    results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
                 }
             });
         }
     });
-    let mut results = results.into_inner().unwrap_or_else(|error| error.into_inner());
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
     results.sort_by_key(|&(index, _)| index);
     results.into_iter().map(|(_, result)| result).collect()
 }

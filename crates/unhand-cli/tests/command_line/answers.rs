@@ -17,9 +17,9 @@ fn explain_one_recording() {
     14,776 events over 5.0 s, 40 steps, with stacks
 
     Peaks
-      requested             6.9 GiB  after 4.8 s, in step 40, during Optimizer.step#Adam.step
-      allocated             6.9 GiB  after 4.8 s, in step 40, during Optimizer.step#Adam.step
-      reserved             6.9 GiB  after 4.8 s
+      requested  6.9 GiB  after 4.8 s, in step 40, during Optimizer.step#Adam.step
+      allocated  6.9 GiB  after 4.8 s, in step 40, during Optimizer.step#Adam.step
+      reserved   6.9 GiB  after 4.8 s
 
     Leak suspects
       Each repetition of record.py:40 leaves 49 blocks, 144.0 MiB; 40 repetitions so far: 5.6 GiB. They
