@@ -398,8 +398,9 @@ impl<D: Device> DeviceAllocator<D> {
 
     /// A block beside `id`, in the same segment, not linked yet.
     fn sibling(&mut self, id: BlockId, address: u64, size: u64) -> BlockId {
+        let young = self.profile.age_per_block.then(|| self.take_age());
         let of = &self.arena[id];
-        let mut block = Block::new(address, size, of.pool, of.stream, of.age);
+        let mut block = Block::new(address, size, of.pool, of.stream, young.unwrap_or(of.age));
         block.expandable = of.expandable;
         self.arena.insert(block)
     }

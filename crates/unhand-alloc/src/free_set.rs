@@ -6,6 +6,7 @@
 //! That is the order of a tree over all blocks (`BlockComparatorSize`), without the tree. A bin that grows
 //! long, as when thousands of blocks have one size, turns into a tree of its own.
 
+use std::cmp::Ordering;
 use std::collections::BTreeSet;
 
 use crate::block::{BlockId, StreamIndex};
@@ -23,11 +24,31 @@ const LIST_MOST: usize = 96;
 const TREE_LEAST: usize = 24;
 
 /// A free block's place in the order. The stream is not part of it: each stream has its own bins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct FreeKey {
     size_and_age: u64,
     address: u64,
     id: BlockId,
+}
+
+impl PartialEq for FreeKey {
+    fn eq(&self, other: &FreeKey) -> bool {
+        self.order() == other.order()
+    }
+}
+
+impl Eq for FreeKey {}
+
+impl PartialOrd for FreeKey {
+    fn partial_cmp(&self, other: &FreeKey) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for FreeKey {
+    fn cmp(&self, other: &FreeKey) -> Ordering {
+        self.order().cmp(&other.order())
+    }
 }
 
 impl FreeKey {
@@ -37,6 +58,12 @@ impl FreeKey {
         debug_assert!(size <= MAX_BLOCK_BYTES);
         let age = u64::from(age) & ((1 << AGE_BITS) - 1);
         FreeKey { size_and_age: (size / MIN_BLOCK_SIZE) << AGE_BITS | age, address, id }
+    }
+
+    /// One number to compare; addresses are unique, so the id needs no part in it.
+    #[inline]
+    fn order(self) -> u128 {
+        u128::from(self.size_and_age) << 64 | u128::from(self.address)
     }
 
     #[inline]
@@ -75,19 +102,28 @@ enum Bin {
     Tree(BTreeSet<FreeKey>),
 }
 
+/// Where in a sorted list `order` belongs: in front of all that come before it.
+#[inline]
+fn position(list: &[FreeKey], order: u128) -> usize {
+    list.partition_point(|other| other.order() > order)
+}
+
 impl Bin {
     /// Returns whether the bin was empty.
     #[inline]
     fn insert(&mut self, key: FreeKey) -> bool {
         match self {
             Bin::List(list) => {
-                let at = list.partition_point(|other| *other > key);
+                if list.is_empty() {
+                    list.push(key);
+                    return true;
+                }
+                let at = position(list, key.order());
                 list.insert(at, key);
                 if list.len() > LIST_MOST {
-                    *self = Bin::Tree(std::mem::take(list).into_iter().collect());
-                    return false;
+                    self.turn_into_tree();
                 }
-                list.len() == 1
+                false
             }
             Bin::Tree(tree) => {
                 tree.insert(key);
@@ -96,12 +132,19 @@ impl Bin {
         }
     }
 
+    #[cold]
+    fn turn_into_tree(&mut self) {
+        if let Bin::List(list) = self {
+            *self = Bin::Tree(std::mem::take(list).into_iter().collect());
+        }
+    }
+
     /// Returns whether the key was there, and whether the bin is empty now.
     #[inline]
     fn remove(&mut self, key: FreeKey) -> (bool, bool) {
         match self {
             Bin::List(list) => {
-                let at = list.partition_point(|other| *other > key);
+                let at = position(list, key.order());
                 let found = list.get(at) == Some(&key);
                 if found {
                     list.remove(at);
@@ -151,7 +194,7 @@ impl Bin {
     fn after(&self, key: FreeKey) -> Option<FreeKey> {
         match self {
             Bin::List(list) => {
-                let at = list.partition_point(|other| *other > key);
+                let at = position(list, key.order());
                 at.checked_sub(1).map(|at| list[at])
             }
             Bin::Tree(tree) => {
@@ -163,7 +206,7 @@ impl Bin {
     fn before(&self, key: FreeKey) -> Option<FreeKey> {
         match self {
             Bin::List(list) => {
-                let at = list.partition_point(|other| *other >= key);
+                let at = list.partition_point(|other| other.order() >= key.order());
                 list.get(at).copied()
             }
             Bin::Tree(tree) => tree.range(..key).next_back().copied(),
@@ -213,12 +256,34 @@ impl StreamBins {
         let Some(blocks) = self.bins.get_mut(bin) else { return false };
         let (found, empty) = blocks.remove(key);
         if empty {
-            self.occupied[bin / 64] &= !(1 << (bin % 64));
-            if self.occupied[bin / 64] == 0 {
-                self.summary &= !(1 << (bin / 64));
-            }
+            self.mark_empty(bin);
         }
         found
+    }
+
+    #[inline]
+    fn mark_empty(&mut self, bin: usize) {
+        let word = &mut self.occupied[bin / 64];
+        *word &= !(1 << (bin % 64));
+        if *word == 0 {
+            self.summary &= !(1 << (bin / 64));
+        }
+    }
+
+    /// Removes a key that was found in `bin`.
+    #[inline]
+    fn take(&mut self, bin: usize, key: FreeKey) {
+        // The block that fits best is most often the first of its bin.
+        if let Bin::List(list) = &mut self.bins[bin]
+            && list.last().is_some_and(|first| first.order() == key.order())
+        {
+            list.pop();
+            if list.is_empty() {
+                self.mark_empty(bin);
+            }
+        } else {
+            self.remove(key);
+        }
     }
 
     /// The first bin from `bin` on that is not empty.
@@ -253,19 +318,20 @@ impl StreamBins {
         Some(word * 64 + 63 - self.occupied[word].leading_zeros() as usize)
     }
 
+    /// The first block of at least `size` bytes, and its bin.
     #[inline]
-    fn at_least(&self, size: u64) -> Option<FreeKey> {
+    fn at_least(&self, size: u64) -> Option<(usize, FreeKey)> {
         let units = size.div_ceil(MIN_BLOCK_SIZE);
         let bin = bin_of(units);
-        let found = self.occupied_from(bin)?;
+        let mut found = self.occupied_from(bin)?;
         if found == bin && bin >= 1 << SUB_BITS {
             // A bin above 32 KiB holds several sizes: those below the request come first.
             if let Some(key) = self.bins[bin].at_least(units << AGE_BITS) {
-                return Some(key);
+                return Some((bin, key));
             }
-            return self.bins[self.occupied_from(bin + 1)?].first();
+            found = self.occupied_from(bin + 1)?;
         }
-        self.bins[found].first()
+        Some((found, self.bins[found].first()?))
     }
 }
 
@@ -308,7 +374,25 @@ impl FreeSet {
     /// The first block of `stream` with at least `size` bytes (`std::set::lower_bound` of the search key).
     #[inline]
     pub(crate) fn at_least(&self, stream: StreamIndex, size: u64) -> Option<FreeKey> {
-        self.stream(stream)?.at_least(size)
+        self.stream(stream)?.at_least(size).map(|(_, key)| key)
+    }
+
+    /// Takes the block that [`at_least`](FreeSet::at_least) finds, if `accept` does.
+    #[inline]
+    pub(crate) fn take_at_least(
+        &mut self,
+        stream: StreamIndex,
+        size: u64,
+        accept: impl FnOnce(FreeKey) -> bool,
+    ) -> Option<FreeKey> {
+        let bins = self.streams.get_mut(stream.0 as usize)?.as_deref_mut()?;
+        let (bin, key) = bins.at_least(size)?;
+        if !accept(key) {
+            return None;
+        }
+        bins.take(bin, key);
+        self.len -= 1;
+        Some(key)
     }
 
     /// The next block of the same stream.
@@ -372,6 +456,7 @@ mod tests {
         Insert { units: u64, age: u32, address: u64 },
         RemoveNth(usize),
         Ask(u64),
+        Take(u64),
     }
 
     fn step() -> impl Strategy<Value = Step> {
@@ -380,7 +465,8 @@ mod tests {
             4 => (units.clone(), 0..3u32, 0..4000u64)
                 .prop_map(|(units, age, address)| Step::Insert { units, age, address: address * 512 }),
             2 => (0..500usize).prop_map(Step::RemoveNth),
-            3 => units.prop_map(Step::Ask),
+            2 => units.clone().prop_map(Step::Ask),
+            1 => units.prop_map(Step::Take),
         ]
     }
 
@@ -403,6 +489,13 @@ mod tests {
                             prop_assert!(set.remove(STREAM, key));
                             prop_assert!(!set.remove(STREAM, key));
                         }
+                    }
+                    Step::Take(units) => {
+                        let from = FreeKey::new(units * 512, 0, 0, BlockId::from_index(0));
+                        let expected = model.range(from..).next().copied();
+                        prop_assert_eq!(set.take_at_least(STREAM, units * 512, |_| false), None);
+                        prop_assert_eq!(set.take_at_least(STREAM, units * 512, |_| true), expected);
+                        expected.map(|key| model.remove(&key));
                     }
                     Step::Ask(units) => {
                         let from = FreeKey::new(units * 512, 0, 0, BlockId::from_index(0));

@@ -84,6 +84,9 @@ pub struct Profile {
     pub release: Release,
     /// 2.12+: among equal sizes the oldest segment wins, then the lowest address (before: lowest address).
     pub ties_by_age: bool,
+    /// 2.12 only: age is not the segment's but the block's own, so that what a split leaves over is older than
+    /// what it cut off.
+    pub age_per_block: bool,
     /// 2.11+: pools with `use_on_oom` are tried before anything cached is released (before: last of all).
     pub fallback_before_release: bool,
     /// Up to 2.12: an active pool diversion counts as a graph capture and disables event polling, the default
@@ -93,6 +96,8 @@ pub struct Profile {
     pub fraction_rounds: bool,
     /// 2.14+: a pool's `no_split` flag is forgotten when the pool is released.
     pub no_split_forgotten: bool,
+    /// 2.10+: of several diversions that take a request the one begun last wins (before: the one begun first).
+    pub last_diversion_wins: bool,
     /// Which configuration parser reads `PYTORCH_CUDA_ALLOC_CONF`.
     pub parser: Parser,
     /// 2.11+: `large_segment_size_mb` is a key.
@@ -114,10 +119,12 @@ impl Profile {
         Profile {
             release,
             ties_by_age: since(12),
+            age_per_block: release.minor == 12,
             fallback_before_release: since(11),
             diversion_is_capture: !since(13),
             fraction_rounds: since(13),
             no_split_forgotten: since(14),
+            last_diversion_wins: since(10),
             parser: if since(10) { Parser::Lenient } else { Parser::Strict },
             large_segment_key: since(11),
             oom_rejection: since(12),

@@ -20,12 +20,12 @@ pub struct Stat {
     pub freed: i64,
 }
 
-/// A [`Stat`] while it is being counted: `freed` follows from the others, so a decrease is one subtraction.
+/// A [`Stat`] while it is being counted: `allocated` follows from the others, and a peak is rarely new.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Counter {
     current: i64,
     peak: i64,
-    allocated: i64,
+    freed: i64,
     /// `current` when the totals were last reset.
     base: i64,
 }
@@ -34,15 +34,18 @@ impl Counter {
     #[inline]
     pub(crate) fn increase(&mut self, amount: i64) {
         self.current += amount;
-        self.peak = self.peak.max(self.current);
-        self.allocated += amount;
+        if self.current > self.peak {
+            self.peak = self.current;
+        }
     }
 
     #[inline]
     pub(crate) fn decrease(&mut self, amount: i64) {
         self.current -= amount;
+        self.freed += amount;
     }
 
+    #[inline]
     pub(crate) fn current(&self) -> i64 {
         self.current
     }
@@ -52,7 +55,7 @@ impl Counter {
     }
 
     fn reset_accumulated(&mut self) {
-        self.allocated = 0;
+        self.freed = 0;
         self.base = self.current;
     }
 
@@ -60,8 +63,8 @@ impl Counter {
         Stat {
             current: self.current,
             peak: self.peak,
-            allocated: self.allocated,
-            freed: self.base + self.allocated - self.current,
+            allocated: self.current - self.base + self.freed,
+            freed: self.freed,
         }
     }
 }
@@ -94,6 +97,19 @@ const KINDS: [(Kind, &str); 9] = [
     (Kind::Segment, "segment"),
 ];
 
+/// Every [`Kind`] in the order of its number.
+const KIND_ORDER: [Kind; 9] = [
+    Kind::Allocation,
+    Kind::Active,
+    Kind::AllocatedBytes,
+    Kind::ActiveBytes,
+    Kind::RequestedBytes,
+    Kind::Segment,
+    Kind::ReservedBytes,
+    Kind::InactiveSplit,
+    Kind::InactiveSplitBytes,
+];
+
 /// Pool kinds beside "all".
 const SCOPES: [&str; 3] = ["all", "small_pool", "large_pool"];
 
@@ -109,6 +125,8 @@ fn scope(kind: PoolKind) -> usize {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     scopes: [[Counter; 9]; 3],
+    /// *Active* is counted apart from *allocated*; see [`begin_to_differ`](Counters::begin_to_differ).
+    active_differs: bool,
     pub(crate) oversize_allocations: Counter,
     pub(crate) oversize_segments: Counter,
     pub(crate) num_alloc_retries: i64,
@@ -145,23 +163,71 @@ impl Counters {
         }
     }
 
-    /// A block is handed out: the five statistics of the hot path at once.
+    /// A block is handed out.
     #[inline]
     pub(crate) fn block_allocated(&mut self, pool: PoolKind, block_bytes: u64, requested_bytes: u64) {
         let (block, requested) = (block_bytes.cast_signed(), requested_bytes.cast_signed());
         for scope in [0, scope(pool)] {
             let counters = &mut self.scopes[scope];
             counters[Kind::Allocation as usize].increase(1);
-            counters[Kind::Active as usize].increase(1);
             counters[Kind::AllocatedBytes as usize].increase(block);
-            counters[Kind::ActiveBytes as usize].increase(block);
             counters[Kind::RequestedBytes as usize].increase(requested);
+            if self.active_differs {
+                counters[Kind::Active as usize].increase(1);
+                counters[Kind::ActiveBytes as usize].increase(block);
+            }
+        }
+    }
+
+    /// A block's owner lets go of it; it stays active until [`block_settled`](Counters::block_settled).
+    #[inline]
+    pub(crate) fn block_freed(&mut self, pool: PoolKind, block_bytes: u64) {
+        for scope in [0, scope(pool)] {
+            let counters = &mut self.scopes[scope];
+            counters[Kind::Allocation as usize].decrease(1);
+            counters[Kind::AllocatedBytes as usize].decrease(block_bytes.cast_signed());
+        }
+    }
+
+    /// A block that was freed is back in its pool.
+    #[inline]
+    pub(crate) fn block_settled(&mut self, pool: PoolKind, block_bytes: u64, requested_bytes: u64) {
+        for scope in [0, scope(pool)] {
+            let counters = &mut self.scopes[scope];
+            counters[Kind::RequestedBytes as usize].decrease(requested_bytes.cast_signed());
+            if self.active_differs {
+                counters[Kind::Active as usize].decrease(1);
+                counters[Kind::ActiveBytes as usize].decrease(block_bytes.cast_signed());
+            }
+        }
+    }
+
+    /// From here on *active* and *allocated* are two things: some block waits for other streams after its free.
+    /// Until then every block is freed and settled at once, and one pair of counters serves for both.
+    #[inline]
+    pub(crate) fn begin_to_differ(&mut self) {
+        if !self.active_differs {
+            self.active_differs = true;
+            for counters in &mut self.scopes {
+                counters[Kind::Active as usize] = counters[Kind::Allocation as usize];
+                counters[Kind::ActiveBytes as usize] = counters[Kind::AllocatedBytes as usize];
+            }
+        }
+    }
+
+    /// The counter that has a statistic's value.
+    #[inline]
+    fn source(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Active if !self.active_differs => Kind::Allocation as usize,
+            Kind::ActiveBytes if !self.active_differs => Kind::AllocatedBytes as usize,
+            other => other as usize,
         }
     }
 
     #[inline]
     pub(crate) fn current(&self, kind: Kind) -> i64 {
-        self.scopes[0][kind as usize].current()
+        self.scopes[0][self.source(kind)].current()
     }
 
     pub(crate) fn private_pool(&mut self, id: PoolId, kind: PoolKind, change: i64) {
@@ -194,7 +260,7 @@ impl Counters {
 
     pub(crate) fn public(&self, has_rejections: bool, by_private_pool: bool) -> DeviceStats {
         DeviceStats {
-            scopes: self.scopes.map(|counters| counters.map(|counter| counter.stat())),
+            scopes: self.scopes.map(|counters| KIND_ORDER.map(|kind| counters[self.source(kind)].stat())),
             oversize_allocations: self.oversize_allocations.stat(),
             oversize_segments: self.oversize_segments.stat(),
             num_alloc_retries: self.num_alloc_retries,

@@ -82,17 +82,22 @@ impl<D: Device> DeviceAllocator<D> {
         if self.collects {
             self.pool_mut(search.pool).searches += 1;
         }
+        let max_split = self.settings.max_split_size_or_max();
+        let too_large = if search.size < max_split {
+            max_split
+        } else {
+            search.size.saturating_add(self.settings.max_non_split_rounding)
+        };
+        if self.expandables.is_empty() {
+            let free = &mut self.pools[search.pool.0 as usize].free;
+            return Some(free.take_at_least(search.stream, search.size, |key| key.size() < too_large)?.id());
+        }
         let pool = self.pool(search.pool);
         let mut key = pool.free.at_least(search.stream, search.size)?;
-        if !self.expandables.is_empty() && self.arena[key.id()].expandable.is_some() {
+        if self.arena[key.id()].expandable.is_some() {
             key = self.step_over_expandable(search, key)?;
         }
-        let max_split = self.settings.max_split_size_or_max();
-        if search.size < max_split {
-            if key.size() >= max_split {
-                return None;
-            }
-        } else if key.size() >= search.size + self.settings.max_non_split_rounding {
+        if key.size() >= too_large {
             return None;
         }
         let found = self.pool_mut(search.pool).free.remove(search.stream, key);

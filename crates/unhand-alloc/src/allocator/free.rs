@@ -65,8 +65,10 @@ impl<D: Device> DeviceAllocator<D> {
         let pending = block.is_pending();
         self.by_address.remove(address, id);
         let kind = self.pool(traced.pool).kind;
-        self.counters.decrease(kind, Kind::Allocation, 1);
-        self.counters.decrease(kind, Kind::AllocatedBytes, size);
+        if pending {
+            self.counters.begin_to_differ();
+        }
+        self.counters.block_freed(kind, size);
         self.trace(Action::FreeRequested, address, requested, &traced);
         if self.is_oversize(size) {
             self.counters.oversize_allocations.decrease(1);
@@ -111,9 +113,7 @@ impl<D: Device> DeviceAllocator<D> {
             self.counters.change(kind, Kind::InactiveSplit, split_change);
             self.counters.change(kind, Kind::InactiveSplitBytes, split_bytes_change);
         }
-        self.counters.decrease(kind, Kind::Active, 1);
-        self.counters.decrease(kind, Kind::ActiveBytes, size);
-        self.counters.decrease(kind, Kind::RequestedBytes, requested);
+        self.counters.block_settled(kind, size, requested);
     }
 
     /// Lets `dst` absorb a free neighbour in the same state of mapping; returns the neighbour's bytes.

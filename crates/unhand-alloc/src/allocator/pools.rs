@@ -148,7 +148,12 @@ impl<D: Device> DeviceAllocator<D> {
     }
 
     pub(super) fn diverted(&self, stream: StreamId) -> Option<&PrivatePool> {
-        let (id, _) = self.diversions.iter().rev().find(|(_, route)| route.takes(stream))?;
+        let takes = |(_, route): &&(PoolId, Route)| route.takes(stream);
+        let (id, _) = if self.profile.last_diversion_wins {
+            self.diversions.iter().rev().find(takes)?
+        } else {
+            self.diversions.iter().find(takes)?
+        };
         self.private.get(id)
     }
 
