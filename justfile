@@ -36,9 +36,17 @@ accept:
 oracle:
     python3 tests/oracle/fetch.py && python3 tests/oracle/build.py && UNHAND_REQUIRE_ORACLE=1 cargo test --release -p unhand-alloc --test differential
 
-# Count the instructions of the hot paths
+# Count the instructions of the allocator's hot loops
+instructions:
+    cargo xtask instructions
+
+# Time the allocator beside PyTorch's own, in one run
 bench:
-    cargo bench --workspace
+    cargo run --release --manifest-path benches/alloc/Cargo.toml
+
+# Feed the pickle reader with damaged pickles
+fuzz:
+    cargo +nightly fuzz run pickle -- -dict=fuzz/pickle.dict
 
 # The reference of the crates
 docs:

@@ -1,6 +1,7 @@
 //! `cargo xtask`: the house rules (`check`) and the whole test run (`test`), with no tool but Rust.
 
 mod finding;
+mod instructions;
 mod order;
 mod prose;
 mod rules;
@@ -15,9 +16,10 @@ type Failure = Box<dyn std::error::Error>;
 
 const USAGE: &str = "usage: cargo xtask <command>
 
-  check    house rules: crate order, unsafe, file headers and lengths, forbidden words, docs
-  test     everything CI runs: format, lints, house rules, tests, documentation, oracle
-  lint     the part of `test` that compiles but runs no test";
+  check         house rules: crate order, unsafe, file headers and lengths, forbidden words, docs
+  test          everything CI runs: format, lints, house rules, tests, reference, oracle, instructions
+  lint          the part of `test` that runs no test
+  instructions  count the instructions of the allocator's hot loops";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -25,6 +27,7 @@ fn main() -> ExitCode {
     let outcome = match words.as_slice() {
         ["check"] => check(),
         ["test"] => runner::run(runner::Scope::Everything),
+        ["instructions"] => instructions::run(),
         ["lint"] => runner::run(runner::Scope::Lint),
         _ => {
             say(USAGE);

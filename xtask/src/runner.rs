@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::tree::root;
-use crate::{Failure, check, say};
+use crate::{Failure, check, instructions, say};
 
 /// How much to run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -99,6 +99,7 @@ fn steps(scope: Scope) -> Vec<Step> {
             ],
         )
     });
+    steps.push(Step { needs: &["valgrind"], ..step("instructions", &[&["instructions"]]) });
     steps
 }
 
@@ -113,6 +114,7 @@ fn perform(step: &Step) -> Result<Outcome, Failure> {
     for words in &step.commands {
         is_fine = match words.as_slice() {
             ["check"] => check()?,
+            ["instructions"] => instructions::run()?,
             words => execute(words, &step.environment, &mut count)?,
         };
         if !is_fine {
