@@ -463,7 +463,7 @@ mod tests {
         let units = prop_oneof![1..80u64, 1..5000u64, Just(7u64), 1..(1u64 << 30)];
         prop_oneof![
             4 => (units.clone(), 0..3u32, 0..4000u64)
-                .prop_map(|(units, age, address)| Step::Insert { units, age, address: address * 512 }),
+                .prop_map(|(units, age, address)| Step::Insert { units, age, address }),
             2 => (0..500usize).prop_map(Step::RemoveNth),
             2 => units.clone().prop_map(Step::Ask),
             1 => units.prop_map(Step::Take),
@@ -479,6 +479,8 @@ mod tests {
             for (number, step) in steps.into_iter().enumerate() {
                 match step {
                     Step::Insert { units, age, address } => {
+                        // No two blocks are at one address.
+                        let address = (address * 1024 + number as u64) * 512;
                         let key = FreeKey::new(units * 512, age, address, BlockId::from_index(number));
                         set.insert(STREAM, key);
                         model.insert(key);
