@@ -89,6 +89,8 @@ pub struct Profile {
     pub age_per_block: bool,
     /// 2.11+: pools with `use_on_oom` are tried before anything cached is released (before: last of all).
     pub fallback_before_release: bool,
+    /// Up to 2.9: that fallback may take blocks of expandable segments too.
+    pub fallback_takes_expandable: bool,
     /// Up to 2.12: an active pool diversion counts as a graph capture and disables event polling, the default
     /// part of `empty_cache` and the last retry.
     pub diversion_is_capture: bool,
@@ -121,6 +123,7 @@ impl Profile {
             ties_by_age: since(12),
             age_per_block: release.minor == 12,
             fallback_before_release: since(11),
+            fallback_takes_expandable: !since(10),
             diversion_is_capture: !since(13),
             fraction_rounds: since(13),
             no_split_forgotten: since(14),

@@ -350,8 +350,9 @@ impl<D: Device> DeviceAllocator<D> {
         }
         for id in self.use_on_oom.clone() {
             let Some(private) = self.private.get(&id) else { continue };
-            let candidate =
-                Search { pool: private.pool(PoolKind::of(search.size)), expandable: false, ..*search };
+            let pool = private.pool(PoolKind::of(search.size));
+            let expandable = search.expandable && self.profile.fallback_takes_expandable;
+            let candidate = Search { pool, expandable, ..*search };
             if let Some(block) = self.get_free_block(&candidate) {
                 *search = candidate;
                 return Some(block);
