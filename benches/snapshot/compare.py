@@ -1,7 +1,7 @@
-"""Peak by stack with Python's own means, for comparison: `python3 compare.py FILE pickle|viewer`.
+"""Peak by stack with Python's own means, for comparison: `python3 compare.py FILE pickle|pickle-no-gc|viewer`.
 
-`pickle` loads the file with `pickle.load` (the cyclic collector off, which is twice as fast) and groups the blocks at
-the peak by their list of frames. `viewer` runs `torch.cuda._memory_viz`, which has to be installed.
+`pickle` loads the file with `pickle.load` and groups the blocks at the peak by their list of frames; `pickle-no-gc`
+does so with the cyclic collector off. `viewer` makes the page of `torch.cuda._memory_viz`: torch has to be installed.
 """
 
 import gc
@@ -34,7 +34,8 @@ def peak_by_stack(trace):
 
 
 def main(path, how):
-    gc.disable()
+    if how == "pickle-no-gc":
+        gc.disable()
     with open(path, "rb") as file:
         snapshot = pickle.load(file)
     if how == "viewer":

@@ -10,6 +10,7 @@ export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}"
 cargo build --release --quiet
 for _ in 1 2 3; do "$CARGO_TARGET_DIR/release/snapshot-bench" "$file"; done
 python3 compare.py "$file" pickle
+python3 compare.py "$file" pickle-no-gc
 if python3 -c 'import torch' 2>/dev/null; then
     python3 compare.py "$file" viewer
 else

@@ -119,12 +119,14 @@ mod tests {
 
     #[test]
     fn finds_what_was_inserted_among_equal_hashes() {
+        // Long chains are slow under Miri.
+        let n_ids = if cfg!(miri) { 60 } else { 1000 };
         let mut table = IdTable::default();
         assert_eq!(table.find(7, |_| true), None);
-        for id in 0..1000 {
+        for id in 0..n_ids {
             table.insert(u64::from(id % 3) << 40, id);
         }
-        for id in 0..1000 {
+        for id in 0..n_ids {
             assert_eq!(table.find(u64::from(id % 3) << 40, |other| other == id), Some(id));
         }
         assert_eq!(table.find(5 << 40, |_| true), None);
