@@ -235,7 +235,8 @@ impl<D: Device> DeviceAllocator<D> {
         if !(0.0..=1.0).contains(&fraction) {
             return Err(AllocError::BadFraction);
         }
-        self.allowed = (fraction < 1.0).then(|| self.fraction_of_total(fraction));
+        let limits = fraction < 1.0 || !self.profile.whole_fraction_is_no_limit;
+        self.allowed = limits.then(|| self.fraction_of_total(fraction));
         self.settings_changed();
         Ok(())
     }

@@ -96,6 +96,9 @@ pub struct Profile {
     pub diversion_is_capture: bool,
     /// 2.13+: memory fraction × total is rounded (before: truncated).
     pub fraction_rounds: bool,
+    /// 2.10+: a memory fraction of 1 lifts the limit (before: it limits to the whole of the device, and garbage
+    /// collection works).
+    pub whole_fraction_is_no_limit: bool,
     /// 2.14+: a pool's `no_split` flag is forgotten when the pool is released.
     pub no_split_forgotten: bool,
     /// 2.10+: of several diversions that take a request the one begun last wins (before: the one begun first).
@@ -126,6 +129,7 @@ impl Profile {
             fallback_takes_expandable: !since(10),
             diversion_is_capture: !since(13),
             fraction_rounds: since(13),
+            whole_fraction_is_no_limit: since(10),
             no_split_forgotten: since(14),
             last_diversion_wins: since(10),
             parser: if since(10) { Parser::Lenient } else { Parser::Strict },
