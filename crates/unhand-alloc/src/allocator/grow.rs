@@ -252,21 +252,18 @@ impl<D: Device> DeviceAllocator<D> {
         debug_assert_eq!(segment.base + first * page, address, "unmapped blocks start at a page");
         let count = bytes.div_ceil(page);
         let mut handles = Vec::new();
-        for _ in 0..count {
-            match self.device.create(page) {
+        for number in 0..count {
+            match self.map_page(address + number * page, page) {
                 Ok(handle) => handles.push(handle),
                 Err(error) => {
-                    for handle in handles {
+                    for (number, handle) in handles.into_iter().enumerate() {
+                        self.device.unmap(address + number as u64 * page, page)?;
                         self.device.release(handle)?;
                     }
                     return if error == DeviceError::OutOfMemory { Ok(None) } else { Err(error.into()) };
                 }
             }
         }
-        for (number, handle) in handles.iter().enumerate() {
-            self.device.map(address + number as u64 * page, page, *handle)?;
-        }
-        self.device.set_access(address, count * page)?;
         let segment = self.expandables.get_mut(index);
         let first = usize::try_from(first).expect("pages are counted in memory");
         if segment.pages.len() < first + handles.len() {
@@ -276,6 +273,20 @@ impl<D: Device> DeviceAllocator<D> {
             *slot = Some(handle);
         }
         Ok(Some(count * page))
+    }
+
+    fn map_page(&mut self, address: u64, page: u64) -> Result<PhysicalHandle, DeviceError> {
+        let handle = self.device.create(page)?;
+        if let Err(error) = self.device.map(address, page, handle) {
+            self.device.release(handle)?;
+            return Err(error);
+        }
+        if let Err(error) = self.device.set_access(address, page) {
+            self.device.unmap(address, page)?;
+            self.device.release(handle)?;
+            return Err(error);
+        }
+        Ok(handle)
     }
 
     /// Unmaps the whole pages of a free block. Its parts before and after stay free; a segment that has no page
