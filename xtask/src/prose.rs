@@ -14,6 +14,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     }
     for file in tree.files.iter().filter(|file| file.extension() == "md") {
         links(file, tree, &mut findings);
+        named_files(file, tree, &mut findings);
     }
     findings
 }
@@ -66,6 +67,20 @@ fn links(file: &File, tree: &Tree, findings: &mut Vec<Finding>) {
     }
 }
 
+/// A Rust file named with its path from the root must be there: ARCHITECTURE.md names the test of each invariant.
+fn named_files(file: &File, tree: &Tree, findings: &mut Vec<Finding>) {
+    for (index, line) in file.text.lines().enumerate() {
+        // What stands between backticks is every second part.
+        for name in line.split('`').skip(1).step_by(2) {
+            let is_path = name.ends_with(".rs") && name.contains('/') && !name.contains([' ', '*']);
+            if is_path && tree.text(name).is_none() {
+                let what = format!("`{name}` is not there");
+                findings.push(Finding::new(&file.path, index + 1, what, "name the file from the root"));
+            }
+        }
+    }
+}
+
 /// `target` seen from `folder`, with `.` and `..` taken out.
 fn resolve(folder: &str, target: &str) -> String {
     let mut parts: Vec<&str> = folder.split('/').filter(|part| !part.is_empty()).collect();
@@ -98,6 +113,13 @@ mod tests {
             complaints(&[("justfile", "a:\n    true\n    true\n")]),
             ["a recipe of more than one line"]
         );
+    }
+
+    #[test]
+    fn looks_for_the_files_it_reads_of() {
+        let readme = ("README.md", "See `a/b.rs`, `open.rs` and `cargo run x/y.rs`.");
+        assert_eq!(complaints(&[readme]), ["`a/b.rs` is not there"]);
+        assert!(complaints(&[readme, ("a/b.rs", "")]).is_empty());
     }
 
     #[test]
