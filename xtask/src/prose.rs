@@ -72,7 +72,8 @@ fn named_files(file: &File, tree: &Tree, findings: &mut Vec<Finding>) {
     for (index, line) in file.text.lines().enumerate() {
         // What stands between backticks is every second part.
         for name in line.split('`').skip(1).step_by(2) {
-            let is_path = name.ends_with(".rs") && name.contains('/') && !name.contains([' ', '*']);
+            let is_rust = name.rsplit_once('.').is_some_and(|(_, extension)| extension == "rs");
+            let is_path = is_rust && name.contains('/') && !name.contains([' ', '*']);
             if is_path && tree.text(name).is_none() {
                 let what = format!("`{name}` is not there");
                 findings.push(Finding::new(&file.path, index + 1, what, "name the file from the root"));
