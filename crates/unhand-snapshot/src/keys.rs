@@ -65,6 +65,9 @@ known! {
     END "END"
 }
 
+/// The known text with the greatest id.
+pub(crate) const LAST: StringId = END;
+
 /// The keys of a segment in PyTorch's order; an [`Extra`](crate::Extra) remembers absent ones by place.
 pub(crate) const SEGMENT_KEYS: [StringId; 12] = [
     DEVICE,
@@ -146,7 +149,8 @@ mod tests {
     fn ids_are_the_places_in_a_fresh_table() {
         let strings = strings();
         assert_eq!(strings.get(ACTION), "action");
-        assert_eq!(strings.get(END), "END");
+        assert_eq!(strings.get(LAST), "END");
+        assert_eq!(strings.len(), LAST.0 as usize + 1);
         for &key in SEGMENT_KEYS.iter().chain(&BLOCK_KEYS).chain(&ANNOTATION_KEYS) {
             assert_eq!(strings.get(key), text(key));
         }

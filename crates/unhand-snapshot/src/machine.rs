@@ -417,9 +417,10 @@ impl<'a> Machine<'a> {
         }
         let tuple = match self.stack[from..] {
             [] => Item::EMPTY_TUPLE,
-            [a, b] if let (Some(a), Some(b)) = (self.as_u64(a), self.as_u64(b)) => {
-                Item::pair(self.intern_pair(PoolId(a, b))?)
-            }
+            [a, b] => match (self.as_u64(a), self.as_u64(b)) {
+                (Some(a), Some(b)) => Item::pair(self.intern_pair(PoolId(a, b))?),
+                _ => Item::node(self.new_node(Node::Tuple(vec![a, b]))?),
+            },
             _ => {
                 let items = self.stack[from..].to_vec();
                 Item::node(self.new_node(Node::Tuple(items))?)

@@ -236,16 +236,16 @@ impl Machine<'_> {
                     shape.keys |= bits::USER_METADATA;
                 }
                 (keys::POOL_ID, View::Pair(index)) => shape.pool_id = Some(self.pairs[index as usize]),
-                (keys::ADDR, View::Wide(_)) if let Some(value) = self.as_u64(value) => {
-                    addr = value;
+                (keys::ADDR, View::Wide(_)) if self.as_u64(value).is_some() => {
+                    addr = self.as_u64(value).unwrap_or_default();
                     shape.keys |= bits::ADDR;
                 }
-                (keys::SIZE, View::Wide(_)) if let Some(value) = self.as_u64(value) => {
-                    size = value;
+                (keys::SIZE, View::Wide(_)) if self.as_u64(value).is_some() => {
+                    size = self.as_u64(value).unwrap_or_default();
                     shape.keys |= bits::SIZE;
                 }
-                (keys::STREAM, View::Wide(_)) if let Some(value) = self.as_u64(value) => {
-                    shape.stream = value;
+                (keys::STREAM, View::Wide(_)) if self.as_u64(value).is_some() => {
+                    shape.stream = self.as_u64(value).unwrap_or_default();
                     shape.keys |= bits::STREAM;
                 }
                 _ => extra.extend([key, value]),

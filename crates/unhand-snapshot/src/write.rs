@@ -55,7 +55,7 @@ impl Snapshot {
             frames: vec![None; self.stacks.n_frames()],
             stacks: HashMap::new(),
             pools: HashMap::new(),
-            keys: HashMap::new(),
+            keys: vec![None; keys::LAST.0 as usize + 1],
         };
         writer.snapshot()?;
         writer.out.finish()
@@ -71,7 +71,7 @@ struct Writer<'s, W: Write> {
     frames: Vec<Option<u32>>,
     stacks: HashMap<StackId, u32>,
     pools: HashMap<PoolId, u32>,
-    keys: HashMap<StringId, u32>,
+    keys: Vec<Option<u32>>,
 }
 
 impl<W: Write> Writer<'_, W> {
@@ -379,12 +379,11 @@ impl<W: Write> Writer<'_, W> {
     }
 
     fn key(&mut self, key: StringId) -> Result<(), Error> {
-        if let Some(&place) = self.keys.get(&key) {
+        if let Some(place) = self.keys[key.0 as usize] {
             return self.out.get(place);
         }
         self.out.text(keys::text(key))?;
-        let place = self.out.memoize()?;
-        self.keys.insert(key, place);
+        self.keys[key.0 as usize] = Some(self.out.memoize()?);
         Ok(())
     }
 
