@@ -54,12 +54,21 @@ impl<D: Device> DeviceAllocator<D> {
         let pool = self.pool_for(size, request.stream);
         let expandable = self.settings.expandable_segments && !self.has_source(pool);
         let mut search = Search { pool, stream, size, expandable, context: request.context };
-        let id = match self.get_free_block(&search) {
+        if let Some(allocation) = self.take_recent(&search, request.bytes) {
+            return Ok(allocation);
+        }
+        self.settle();
+        let cached = self.get_free_block(&search);
+        let found = match cached {
             Some(id) => id,
             None => self.malloc_uncached(&mut search, request)?,
         };
-        let split = self.should_split(id, &search);
-        Ok(self.hand_out(id, &search, request.bytes, split))
+        let split = self.should_split(found, &search);
+        let id = self.hand_out(found, &search, request.bytes, split);
+        if cached.is_some() {
+            self.note_hand_out(id, &search, split.then_some(found));
+        }
+        Ok(Allocation { address: self.arena[id].address, block: Some(id) })
     }
 
     #[inline]
@@ -89,6 +98,7 @@ impl<D: Device> DeviceAllocator<D> {
             search.size.saturating_add(self.settings.max_non_split_rounding)
         };
         if self.expandables.is_empty() {
+            self.forget_recent();
             let free = &mut self.pools[search.pool.0 as usize].free;
             return Some(free.take_at_least(search.stream, search.size, |key| key.size() < too_large)?.id());
         }
@@ -100,6 +110,7 @@ impl<D: Device> DeviceAllocator<D> {
         if key.size() >= too_large {
             return None;
         }
+        self.forget_recent();
         let found = self.pool_mut(search.pool).free.remove(search.stream, key);
         debug_assert!(found);
         Some(key.id())
@@ -162,7 +173,7 @@ impl<D: Device> DeviceAllocator<D> {
         search: &Search,
         requested: u64,
         split: bool,
-    ) -> Allocation {
+    ) -> BlockId {
         let kind = self.pool(search.pool).kind;
         let was_split = self.arena[found].is_split();
         let counts_splits = self.arena[found].expandable.is_none();
@@ -196,14 +207,14 @@ impl<D: Device> DeviceAllocator<D> {
         block.requested = requested;
         block.context = search.context;
         let (address, size) = (block.address, block.size);
-        self.by_address.insert(address, id, &self.arena);
+        self.note_address(address, id);
         self.counters.block_allocated(kind, size, requested);
         if self.is_oversize(size) {
             self.counters.oversize_allocations.increase(1);
         }
         let traced = Traced { stream: search.stream, pool: search.pool, context: search.context };
         self.trace(Action::Alloc, address, requested, &traced);
-        Allocation { address, block: Some(id) }
+        id
     }
 
     /// The ladder: collect garbage, ask the device, look into `use_on_oom` pools, release what is oversize,
@@ -224,21 +235,28 @@ impl<D: Device> DeviceAllocator<D> {
         {
             return Ok(id);
         }
-        if self.release_oversize(search)?
-            && let Ok(id) = self.alloc_block(search, segment_bytes, false)?
-        {
-            return Ok(id);
+        // Only a rejection at the first step ends the ladder; a later one makes the end of it a rejection.
+        let mut rejected = false;
+        if self.release_oversize(search)? {
+            match self.alloc_block(search, segment_bytes, false)? {
+                Ok(id) => return Ok(id),
+                Err(refusal) => rejected |= matches!(refusal, Refusal::Rejected),
+            }
         }
         if !self.in_capture(request.stream) {
             self.release_cached(crate::PoolId::DEFAULT, request.stream, search.context)?;
-            if let Ok(id) = self.alloc_block(search, segment_bytes, true)? {
-                return Ok(id);
+            match self.alloc_block(search, segment_bytes, true)? {
+                Ok(id) => return Ok(id),
+                Err(refusal) => rejected |= matches!(refusal, Refusal::Rejected),
             }
         }
         if !self.profile.fallback_before_release
             && let Some(id) = self.use_on_oom_block(search)
         {
             return Ok(id);
+        }
+        if rejected {
+            return Err(self.out_of_memory(request, segment_bytes, true));
         }
         let free_bytes = self.device.mem_info().free_bytes;
         let traced = Traced { stream: search.stream, pool: search.pool, context: search.context };
