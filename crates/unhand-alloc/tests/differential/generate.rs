@@ -14,7 +14,7 @@ const MIB: u64 = 1 << 20;
 const STREAMS: [u64; 3] = [0, 0x10, 0x20];
 
 /// Settings at the start and in the middle of scripts.
-const CONFS: [&str; 20] = [
+const CONFS: [&str; 26] = [
     "",
     "max_split_size_mb:20",
     "max_split_size_mb:64",
@@ -35,6 +35,12 @@ const CONFS: [&str; 20] = [
     "large_segment_size_mb:12",
     "large_segment_size_mb:48,max_split_size_mb:48",
     "max_split_size_mb:32,garbage_collection_threshold:0.4,large_segment_size_mb:32",
+    "per_process_memory_fraction:0.6,garbage_collection_threshold:0.5",
+    "throw_on_cudamalloc_oom:True",
+    "throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.5",
+    "expandable_segments:True,throw_on_cudamalloc_oom:True",
+    "expandable_segments:True,expandable_segments_reserve:0.5",
+    "expandable_segments:True,large_segment_size_mb:30,garbage_collection_threshold:0.4,max_split_size_mb:30",
 ];
 
 /// Sizes at which a rule changes; each is used as it is, and one less and one more.
