@@ -197,6 +197,16 @@ fn a_free_without_an_allocation_tells_of_a_wrapped_ring() {
 }
 
 #[test]
+fn an_overflow_the_settings_tell_of_is_a_warning() {
+    let Some(snapshot) =
+        read_expression("{'segments': [], 'allocator_settings': {'trace_alloc_overflowed': True}}")
+    else {
+        return;
+    };
+    assert_eq!(snapshot.warnings, [Warning::RingWrapped { device: 0, first_index: 0 }]);
+}
+
+#[test]
 fn a_list_of_more_than_a_thousand_frames_is_one_stack() {
     let Some(snapshot) = read_expression(
         "{'segments': [], 'device_traces': [[{'action': 'alloc', 'addr': 0, 'size': 1, 'stream': 0, 'frames':
