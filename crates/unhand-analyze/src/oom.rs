@@ -43,7 +43,8 @@ pub struct OutOfMemory {
     pub verdict: Verdict,
     /// Bytes by which free memory falls short, were all of it in one piece; `None` unless it is a shortage.
     pub missing_bytes: Option<u64>,
-    /// The largest block that would have fitted: in a hole, or in a segment the driver still had.
+    /// The largest block that would have fitted: in a hole, or in a segment the driver still had. Under
+    /// [`Verdict::Limit`] a lower bound, because the limit is not recorded.
     pub would_have_fitted_bytes: u64,
     /// The largest holders then, at most five.
     pub holders: Vec<Holder>,
@@ -123,8 +124,12 @@ fn judge(
     } else {
         Verdict::Shortage
     };
+    let peak_before = reserved_peak_before(snapshot, timeline, index);
+    // A limit that is not recorded was at least what had been held before.
+    let from_driver =
+        if verdict == Verdict::Limit { peak_before.saturating_sub(reserved_bytes) } else { device_free };
     // A segment is a multiple of 2 MiB.
-    let from_driver = if verdict == Verdict::Limit { 0 } else { device_free >> 21 << 21 };
+    let from_driver = from_driver >> 21 << 21;
     let mut oom = OutOfMemory {
         event_index: index,
         since_start_us: timeline.since_start_us(snapshot, index),
@@ -144,7 +149,7 @@ fn judge(
         holders: Vec::new(),
         sentence: String::new(),
     };
-    oom.sentence = oom.say(reserved_peak_before(snapshot, timeline, index));
+    oom.sentence = oom.say(peak_before);
     oom
 }
 

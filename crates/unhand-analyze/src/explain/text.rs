@@ -5,6 +5,7 @@ use std::fmt::{self, Write};
 use crate::explain::{Explanation, Peak};
 use crate::holding::{Holder, Holding, SizeShare};
 use crate::leaks::Confidence;
+use crate::oom::Verdict;
 use crate::pins::Cache;
 use crate::places::PoolOwner;
 use crate::prose::{Count, Share, Span, keep_end, plural, wrap};
@@ -161,9 +162,10 @@ impl Page {
             let at = oom.since_start_us.map(|us| format!("After {}", Span(us))).unwrap_or_default();
             let during = oom.during.as_ref().map(|d| format!(" (during {d})")).unwrap_or_default();
             let fitted = format!(
-                " Live then: {}, reserved {}; the largest block that would have fitted: {}.",
+                " Live then: {}, reserved {}; the largest block that would have fitted: {}{}.",
                 Bytes(oom.requested_bytes),
                 Bytes(oom.reserved_bytes),
+                if oom.verdict == Verdict::Limit { "at least " } else { "" },
                 Bytes(oom.would_have_fitted_bytes)
             );
             let lead = if at.is_empty() { String::new() } else { format!("{at}{during}: ") };

@@ -87,7 +87,7 @@ struct Engine<'a> {
     peak: Figures,
     peak_events: PeakEvents,
     placed: u64,
-    mallocs: u64,
+    mallocs: usize,
     ran_out: Option<RanOut>,
     settings: String,
     approximate: Option<&'static str>,
@@ -166,7 +166,7 @@ impl<'a> Engine<'a> {
                 self.mallocs += 1;
                 match self.malloc(bytes, stream, pool, detail) {
                     Ok(allocation) => {
-                        let recorded = self.program.addresses.get(self.mallocs as usize - 1);
+                        let recorded = self.program.addresses.get(self.mallocs - 1);
                         self.placed += u64::from(recorded == Some(&allocation.address()));
                         self.blocks[block as usize] = Some(allocation);
                         self.note_peaks(event);
@@ -334,7 +334,7 @@ impl<'a> Engine<'a> {
             first_difference,
             ran_out: self.ran_out,
             peak_events: self.peak_events,
-            placement: (self.placed, self.mallocs),
+            placement: (self.placed, self.mallocs as u64),
             approximate: self.approximate,
         }
     }

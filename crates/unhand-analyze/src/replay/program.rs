@@ -258,7 +258,7 @@ impl<'a> Reader<'a> {
                 Action::SegmentFree | Action::SegmentUnmap => group.freed.push(event),
                 Action::SegmentAlloc | Action::SegmentMap => group.added.push(event),
                 Action::Alloc | Action::Oom => {
-                    self.malloc(at, group, event);
+                    self.malloc(at, &group, event);
                     return at + 1;
                 }
                 Action::Snapshot | Action::Annotate | Action::Other => {}
@@ -316,7 +316,7 @@ impl<'a> Reader<'a> {
         number
     }
 
-    fn malloc(&mut self, at: usize, group: Group, event: Event) {
+    fn malloc(&mut self, at: usize, group: &Group, event: Event) {
         let added: u64 = group.added.iter().map(|event| event.size).sum();
         let ran_out = event.action == Action::Oom;
         let collects = self.program.settings.garbage_collection_threshold > 0.0;
@@ -333,7 +333,7 @@ impl<'a> Reader<'a> {
         }
         if !inside {
             self.complete(at, &group.completed);
-            self.give_back(at, &group);
+            self.give_back(at, group);
         }
         for added in &group.added {
             match added.action {

@@ -81,7 +81,7 @@ impl State {
             Action::SegmentMap => self.cut(event.addr, event.size),
             Action::SegmentFree | Action::SegmentUnmap => {
                 let small = event.size == SMALL_BUFFER
-                    || (event.action == Action::SegmentUnmap && event.size % (20 << 20) != 0);
+                    || (event.action == Action::SegmentUnmap && !event.size.is_multiple_of(20 << 20));
                 let range = Range {
                     bytes: event.size,
                     stream: StreamId(event.stream),
@@ -158,7 +158,11 @@ impl State {
             for (&address, block) in live.range(start..end) {
                 // A freed block's size is a guess; one that does not fit is cut to what is there.
                 let bytes = block.bytes.min(end - address);
-                if address < at || bytes == 0 || bytes % 512 != 0 || (address - at) % 512 != 0 {
+                if address < at
+                    || bytes == 0
+                    || !bytes.is_multiple_of(512)
+                    || !(address - at).is_multiple_of(512)
+                {
                     continue;
                 }
                 if address > at {
