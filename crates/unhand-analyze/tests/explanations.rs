@@ -205,7 +205,7 @@ fn explains_an_out_of_memory_error() {
         12.1 GiB, or the driver could not back the allocation with host memory. Of the 10.6 GiB
         reserved, only 770.4 MiB were free for this request, in 190 holes (the largest: 22.6 MiB).
         Live then: 9.9 GiB, reserved 10.6 GiB; the largest block that would have fitted: at least
-    72.0 MiB.
+        72.0 MiB.
 
     At the peak
       After 3.0 s, 9.9 GiB were held by 696 blocks.
