@@ -25,7 +25,6 @@ impl Default for AddressTable {
 
 impl AddressTable {
     #[inline]
-    #[expect(clippy::cast_possible_truncation, reason = "the shift leaves the bits of an index")]
     fn home(&self, address: u64) -> usize {
         // Fibonacci hashing; the low 9 bits of an address carry nothing, so they are dropped first.
         ((address >> 9).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> self.shift) as usize

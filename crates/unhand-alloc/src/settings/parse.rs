@@ -267,7 +267,7 @@ fn one_key(
         }
         "release_lock_on_cudamalloc" => settings.release_lock_on_cudamalloc = reader.boolean(key)?,
         "graph_capture_record_stream_reuse" => {
-            settings.graph_capture_record_stream_reuse = reader.boolean(key)?
+            settings.graph_capture_record_stream_reuse = reader.boolean(key)?;
         }
         "throw_on_cudamalloc_oom" => settings.throw_on_cudamalloc_oom = reader.boolean(key)?,
         "expandable_segments_reserve" => {
