@@ -121,7 +121,8 @@ impl Failure {
         }
         let style = printer::style_of(color, &std::io::stderr());
         // If stderr is closed as well, the exit code still tells.
-        let _ = std::io::stderr().lock().write_all(self.text(style).as_bytes());
+        let text = self.text(style);
+        let _ = std::io::stderr().lock().write_all(printer::harmless(&text).as_bytes());
     }
 
     fn text(&self, style: Style) -> String {

@@ -47,8 +47,9 @@ fn warn(name: &str, snapshot: &Snapshot, shared: Shared) {
     let stderr = std::io::stderr();
     let style = printer::style_of(shared.color, &stderr);
     for warning in &snapshot.warnings {
+        let line = format!("{}: `{name}`: {warning}", style.warning("warning"));
         // Nobody to warn is no reason to stop.
-        let _ = writeln!(stderr.lock(), "{}: `{name}`: {warning}", style.warning("warning"));
+        let _ = writeln!(stderr.lock(), "{}", printer::harmless(&line));
     }
 }
 

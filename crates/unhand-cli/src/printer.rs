@@ -1,5 +1,6 @@
 //! The one way to stdout: buffered, styled for the reader, and quiet when the reader goes away.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, BufWriter, IsTerminal, Write};
 
@@ -41,9 +42,10 @@ impl Printer {
         self.width
     }
 
-    /// What `write!` calls.
+    /// What `write!` calls. Texts from a file cannot control the terminal, see [`harmless`].
     pub(crate) fn write_fmt(&mut self, arguments: fmt::Arguments<'_>) -> Result<(), Failure> {
-        self.out.write_fmt(arguments).map_err(|error| Failure::stdout(&error))
+        let text = arguments.to_string();
+        self.out.write_all(harmless(&text).as_bytes()).map_err(|error| Failure::stdout(&error))
     }
 
     /// One JSON document, indented, with a line end.
@@ -100,6 +102,37 @@ impl Write for Watch<'_> {
     }
 }
 
+/// `text` without control characters, except line ends, tabs and colours. The names in a snapshot come from
+/// whoever made it, and a terminal obeys more than colours: titles, cursor, clipboard.
+pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
+    let is_suspect = |c: char| c.is_control() && !matches!(c, '\n' | '\t');
+    if !text.contains(is_suspect) {
+        return Cow::Borrowed(text);
+    }
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(at) = rest.find(is_suspect) {
+        out.push_str(&rest[..at]);
+        rest = &rest[at..];
+        let length = color_length(rest).unwrap_or_else(|| {
+            out.push(char::REPLACEMENT_CHARACTER);
+            0
+        });
+        out.push_str(&rest[..length]);
+        let control = rest.chars().next().map_or(0, char::len_utf8);
+        rest = &rest[length.max(control)..];
+    }
+    out.push_str(rest);
+    Cow::Owned(out)
+}
+
+/// The length of the colour code that `text` begins with: `ESC [`, digits and semicolons, `m`.
+fn color_length(text: &str) -> Option<usize> {
+    let code = text.strip_prefix("\x1b[")?;
+    let end = code.find(|c: char| !c.is_ascii_digit() && c != ';')?;
+    code[end..].starts_with('m').then_some("\x1b[".len() + end + 1)
+}
+
 /// Whether `stream` gets escape codes, by the option first, then by the stream and the environment.
 pub(crate) fn style_of(color: Color, stream: &impl RawStream) -> Style {
     let is_colored = match color {
@@ -151,6 +184,18 @@ mod tests {
         let mut printer = printer_to(Closing(10));
         let result = (0..100).try_for_each(|n| writeln!(printer, "line {n}"));
         assert_eq!(result.expect_err("the pipe is closed").exit_code(), 0);
+    }
+
+    #[test]
+    fn only_colours_reach_the_terminal() {
+        assert_eq!(harmless("plain\n\ttext é"), "plain\n\ttext é");
+        assert_eq!(
+            harmless("\x1b[1mbold\x1b[0m \x1b[1;31mred\x1b[m"),
+            "\x1b[1mbold\x1b[0m \x1b[1;31mred\x1b[m"
+        );
+        assert_eq!(harmless("a\x1b[2Jb"), "a\u{fffd}[2Jb");
+        assert_eq!(harmless("\x1b]0;title\x07"), "\u{fffd}]0;title\u{fffd}");
+        assert_eq!(harmless("\u{9b}2J\r\x1b"), "\u{fffd}2J\u{fffd}\u{fffd}");
     }
 
     #[test]

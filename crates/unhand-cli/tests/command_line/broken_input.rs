@@ -209,3 +209,18 @@ fn every_cut_is_refused_in_words() {
         assert!(description.contains("error: "), "{description}");
     }
 }
+
+/// Names come from whoever made the file; they cannot clear the screen or worse.
+#[test]
+fn names_do_not_control_the_terminal() {
+    let mut pickle = pickle_of("leak.stacks");
+    let (name, evil) = (b"record.py", b"re\x1b[2J.py");
+    let places: Vec<usize> =
+        pickle.windows(name.len()).enumerate().filter(|(_, part)| part == name).map(|(at, _)| at).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        pickle[at..at + evil.len()].copy_from_slice(evil);
+    }
+    let description = explain("evil.pickle", &pickle);
+    assert!(description.contains("re\u{fffd}[2J.py") && !description.contains('\x1b'), "{description}");
+}
