@@ -44,9 +44,9 @@ instructions:
 bench:
     cargo run --release --manifest-path benches/alloc/Cargo.toml
 
-# Feed the pickle reader with damaged pickles
-fuzz:
-    cargo +nightly fuzz run pickle -- -dict=fuzz/pickle.dict
+# Feed a fuzz target until it fails
+fuzz target="pickle":
+    cargo +nightly fuzz run {{target}}
 
 # The reference of the crates
 docs:
