@@ -116,3 +116,51 @@ fn an_unlimited_run_does_not_run_out() {
     assert_eq!(run.ooms, 0);
     assert_eq!(run.ran_out, None);
 }
+
+/// The snapshot as it would be had the history begun `events` later, as after a ring buffer wrapped.
+fn without_beginning(mut snapshot: Snapshot, events: usize) -> Snapshot {
+    let mut rest = unhand_snapshot::Trace::default();
+    snapshot.traces[0].iter().skip(events).for_each(|event| rest.push(event));
+    snapshot.traces[0] = rest;
+    snapshot
+}
+
+#[test]
+fn a_history_without_its_beginning_replays_from_what_was_there() {
+    for name in ["churn.exp", "gpt2.default", "gpt2.exp", "resnet.default", "streams.default"] {
+        let whole = snapshot(name);
+        let length = whole.traces[0].len();
+        for begin in [length / 10, length * 3 / 4] {
+            let program = Program::of(&without_beginning(whole.clone(), begin), 0).expect("a history");
+            let run = program.recorded().expect("it can be followed");
+            assert_eq!(run.first_difference, None, "{name} from {begin}");
+            assert_ends_as(name, &run, 0);
+            assert_eq!(run.segments, whole.segments.len() as u64, "{name} from {begin}");
+        }
+    }
+}
+
+/// Where blocks of all sizes come and go, what an unsplit block held beyond its request cannot be told from
+/// free memory behind it once the block is gone.
+#[test]
+fn what_freed_blocks_held_beyond_their_request_is_estimated_within_two_percent() {
+    let whole = snapshot("churn.default");
+    let begin = whole.traces[0].len() / 10;
+    let run =
+        Program::of(&without_beginning(whole, begin), 0).expect("a history").recorded().expect("followed");
+    assert!(run.approximate.is_some());
+    assert_ends_as("churn.default", &run, 2);
+}
+
+fn assert_ends_as(name: &str, run: &Run, percent: u64) {
+    let stats = stats(name);
+    for (key, end) in [
+        ("requested_bytes", run.end.requested_bytes),
+        ("allocated_bytes", run.end.allocated_bytes),
+        ("reserved_bytes", run.end.reserved_bytes),
+    ] {
+        let recorded = stats[&format!("{key}.all.current")];
+        let apart = end.abs_diff(recorded);
+        assert!(apart * 100 <= recorded * percent, "{name}: end of {key} is {end}, not {recorded}");
+    }
+}

@@ -133,6 +133,9 @@ impl<'a> Engine<'a> {
             return Ok(());
         }
         if self.as_recorded {
+            self.approximate = Some(
+                "the history begins in the middle of the run: how large blocks were that it only sees freed is estimated",
+            );
             self.allocator.restore(&self.program.start).map_err(Error::Replay)?;
             for (block, address, ..) in &self.program.start_blocks {
                 self.blocks[*block as usize] = self.allocator.find(*address);

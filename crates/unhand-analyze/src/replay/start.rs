@@ -1,13 +1,15 @@
 //! What was there when the history began: the final segments with every event undone, the last one first.
 //!
 //! Empty for a history that begins with the process. Otherwise (recording switched on late, a ring buffer that
-//! wrapped) the layout of segments and live blocks is exact; the size of a block that was freed later is its
-//! rounded request, which misses what an unsplit block held beyond that.
+//! wrapped) the layout of segments and live blocks is exact. The size of a block that was freed later is its
+//! rounded request plus what can only have been its own: in a large pool a gap of up to 1 MiB behind it, which no
+//! other block fits into.
 
 use std::collections::BTreeMap;
 
 use unhand_alloc::{
-    BlockState, PoolId, PoolKind, RestoreBlock, RestoreSegment, SMALL_BUFFER, StreamId, round_size,
+    BlockState, PoolId, PoolKind, RestoreBlock, RestoreSegment, SMALL_BUFFER, SMALL_SIZE, Settings, StreamId,
+    round_size,
 };
 use unhand_snapshot::{Action, Event, SegmentKind, Snapshot};
 
@@ -59,21 +61,22 @@ pub(super) fn reconstruct(snapshot: &Snapshot, device: usize) -> Vec<RestoreSegm
     }
     let trace = &snapshot.traces[device];
     for at in (0..trace.len()).rev() {
-        state.undo(&trace.event(at), |bytes| round_size(bytes, &settings.roundup_power2_divisions));
+        state.undo(&trace.event(at), &settings);
     }
     state.segments()
 }
 
 impl State {
-    fn undo(&mut self, event: &Event, rounded: impl Fn(u64) -> u64) {
+    fn undo(&mut self, event: &Event, settings: &Settings) {
         match event.action {
             Action::Alloc => {
                 self.live.remove(&event.addr);
             }
             // A block that waits is kept like a live one: only its address and size matter here.
             Action::FreeCompleted | Action::Free => {
-                let live = Live { bytes: rounded(event.size.max(1)), requested: event.size };
-                self.live.insert(event.addr, live);
+                let rounded = round_size(event.size.max(1), &settings.roundup_power2_divisions);
+                let bytes = self.block_bytes(event.addr, rounded, settings);
+                self.live.insert(event.addr, Live { bytes, requested: event.size });
             }
             Action::SegmentAlloc => {
                 self.ranges.remove(&event.addr);
@@ -94,6 +97,19 @@ impl State {
             }
             _ => {}
         }
+    }
+
+    /// The size of the block that was at `address` before it was freed.
+    fn block_bytes(&self, address: u64, rounded: u64, settings: &Settings) -> u64 {
+        let Some((start, range)) = self.ranges.range(..=address).next_back() else { return rounded };
+        if range.is_expandable || range.kind == PoolKind::Small {
+            return rounded;
+        }
+        let next = self.live.range(address + 1..).next().map_or(u64::MAX, |(next, _)| *next);
+        let gap = next.min(start + range.bytes).saturating_sub(address);
+        let is_oversize = settings.max_split_size.is_some_and(|max_split| rounded >= max_split);
+        let slack = gap.saturating_sub(rounded);
+        if is_oversize || slack <= SMALL_SIZE { gap.max(rounded) } else { rounded }
     }
 
     /// Takes `bytes` at `address` out of the mapped ranges.
