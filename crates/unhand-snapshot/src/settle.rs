@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use crate::item::{Item, Open, View};
 use crate::machine::{Machine, Node};
 use crate::trace::{Shape, keys as bits};
+use crate::values::unique;
 use crate::{Error, Frame, FrameId, StackId, StringId, Trace, keys};
 
 /// Buffers above this many items are not kept for the next node.
@@ -185,10 +186,13 @@ impl Machine<'_> {
 
     /// Puts a dict with an action into the columns of a trace.
     fn push_event(&mut self, trace: u32, node: u32) -> Result<(), Error> {
-        let pairs = match &mut self.nodes[node as usize] {
+        let mut pairs = match &mut self.nodes[node as usize] {
             Node::Dict(pairs) => std::mem::take(pairs),
             _ => Vec::new(),
         };
+        if repeats_known_key(&pairs) {
+            pairs = unique(&pairs).into_iter().flat_map(|(key, value)| [key, value]).collect();
+        }
         let mut shape = Shape::default();
         let (mut action, mut addr, mut size) = (crate::Action::Other, 0, 0);
         let (mut time, mut stack) = (Trace::NO_TIME, StackId::NONE);
@@ -428,6 +432,9 @@ impl Machine<'_> {
         }
         let (Some(name), Some(filename), Some(line)) = (name, filename, line) else { return Ok(None) };
         let frame = Frame { name, filename, line };
+        if pairs.len() > 6 && repeats_known_key(pairs) {
+            return Ok(None);
+        }
         if n_others == 0 {
             return Ok(Some(self.stacks.intern_frame(frame)));
         }
@@ -484,4 +491,18 @@ impl Machine<'_> {
             self.spare.push(items);
         }
     }
+}
+
+/// Whether a dict sets a key of PyTorch's twice. The last value counts, and may be of another type than the first.
+fn repeats_known_key(pairs: &[Item]) -> bool {
+    const { assert!(keys::LAST.0 < 64) };
+    let mut seen = 0u64;
+    pairs.chunks_exact(2).any(|pair| match pair[0].view() {
+        View::Str(StringId(id @ 0..64)) => {
+            let is_again = seen >> id & 1 == 1;
+            seen |= 1 << id;
+            is_again
+        }
+        _ => false,
+    })
 }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use support::{describe, read, value_of};
+use support::{describe, read, text, value_of};
 use unhand_snapshot::{
     Action, BlockState, Error, Snapshot, Stage, Value, Warning, decompress, decompress_limited,
 };
@@ -194,6 +194,36 @@ fn a_free_without_an_allocation_tells_of_a_wrapped_ring() {
         [],
         "`skip_actions` of alloc"
     );
+}
+
+#[test]
+fn of_a_key_that_an_event_or_frame_sets_twice_the_last_value_counts() {
+    let pair = |key: &str, value: &[u8]| [text(key), value.to_vec()].concat();
+    let event = |pairs: &[Vec<u8>]| {
+        let event = [b"}(".as_slice(), &pair("action", &text("oom")), &pairs.concat(), b"u"].concat();
+        [b"\x80\x04}".as_slice(), &text("device_traces"), b"]](", &event, b"eas."].concat()
+    };
+    let twice = |key: &str, first: &[u8], last: &[u8]| event(&[pair(key, first), pair(key, last)]);
+    for (bytes, addr) in [
+        (twice("device_free", b"K\x09", b"K\x01"), 1),
+        (twice("addr", b"N", b"K\x02"), 2),
+        (twice("addr", b"K\x02", b"N"), 0),
+    ] {
+        let snapshot = read(&bytes).unwrap();
+        assert_eq!(snapshot.traces[0].event(0).addr, addr);
+        assert_eq!(snapshot.traces[0].extra(0).is_some(), addr == 0);
+        let mut written = Vec::new();
+        snapshot.write(&mut written).unwrap();
+        assert_eq!(describe(&read(&written).unwrap()), describe(&snapshot));
+    }
+    let frame =
+        [pair("name", b"N"), pair("name", &text("f")), pair("filename", &text("x")), pair("line", b"K\x01")];
+    let frames = [b"](}(".as_slice(), &frame.concat(), b"ue"].concat();
+    let snapshot = read(&event(&[pair("frames", &frames)])).unwrap();
+    let Some(Value::List(frames)) = snapshot.traces[0].extra(0).unwrap().get("frames") else {
+        panic!("a list")
+    };
+    assert_eq!(frames[0].get("name").unwrap().as_str(), Some("f"));
 }
 
 #[test]
