@@ -1,4 +1,4 @@
-//! `unhand flame`: allocated bytes by call stack, for a flame graph viewer or as a picture.
+//! `unhand flame`: bytes by call stack, for a flame graph viewer or as a picture.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -18,7 +18,7 @@ Examples:
   unhand flame snapshot.pickle --at end                   folded stacks, one a line, on stdout
   unhand flame snapshot.pickle --format speedscope -o peak.speedscope.json";
 
-/// Show allocated bytes by call stack as a flame graph
+/// Show bytes by call stack as a flame graph
 #[derive(Debug, Args)]
 #[command(after_help = AFTER_HELP)]
 pub(crate) struct Arguments {

@@ -21,7 +21,7 @@ fn help_of_the_command() {
       replay   Replay the recorded run through PyTorch's allocation rules, as it was and under other
                settings
       diff     Compare two snapshots: totals, and the call sites that hold more or less
-      flame    Show allocated bytes by call stack as a flame graph
+      flame    Show bytes by call stack as a flame graph
       export   Write the events, segments or blocks of a snapshot as a table
 
     Options:
