@@ -16,7 +16,7 @@ fn bytes(input: &mut Unstructured<'_>) -> arbitrary::Result<u64> {
 }
 
 fn step(input: &mut Unstructured<'_>) -> arbitrary::Result<Step> {
-    Ok(match input.int_in_range(0..=27u8)? {
+    Ok(match input.int_in_range(0..=29u8)? {
         0..=9 => Step::Malloc { bytes: bytes(input)?, stream: u8::arbitrary(input)? },
         10..=14 => Step::Free { nth: u16::arbitrary(input)? },
         15 => Step::FreeByAddress { nth: u16::arbitrary(input)? },
@@ -34,6 +34,8 @@ fn step(input: &mut Unstructured<'_>) -> arbitrary::Result<Step> {
         24 => Step::Release { id: u8::arbitrary(input)? },
         25 => Step::Settings { which: u8::arbitrary(input)? },
         26 => Step::Limit { mib: u16::arbitrary(input)? % 512 },
+        27 => Step::FreeNewest,
+        28 => Step::Again { bytes: bytes(input)?, stream: u8::arbitrary(input)?, times: u8::arbitrary(input)? },
         _ => match input.int_in_range(0..=3u8)? {
             0 => Step::EmptyPool { id: u8::arbitrary(input)? },
             1 => Step::Snapshot,

@@ -2,7 +2,8 @@
 //!
 //! The parts follow PyTorch's `DeviceCachingAllocator`: [`allocate`](self) (malloc, split, retry ladder),
 //! `free` (free, merge, pending events), `release` (empty cache, garbage collection), `grow` (expandable
-//! segments), `pools` (private pools, diversions, captures), `inspect` (snapshot) and `validate`.
+//! segments), `pools` (private pools, diversions, captures), `inspect` (snapshot) and `validate`. `recent` is a
+//! shortcut PyTorch does not have.
 
 mod allocate;
 mod checkpoint;
@@ -10,12 +11,14 @@ mod free;
 mod grow;
 mod inspect;
 mod pools;
+mod recent;
 mod release;
 mod restore;
 mod streams;
 mod validate;
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::OnceLock;
 
 use rustc_hash::FxHashMap;
 
@@ -37,6 +40,7 @@ pub use restore::{RestoreBlock, RestoreSegment};
 pub use validate::Violation;
 
 use grow::Expandables;
+use recent::Recent;
 use streams::Streams;
 
 /// A block that was handed out. Give it to [`DeviceAllocator::free`]; keeping only the address works too
@@ -113,7 +117,9 @@ pub struct DeviceAllocator<D> {
     /// Garbage collection is on: a limit and a threshold are set.
     collects: bool,
     arena: Arena,
-    by_address: AddressTable,
+    /// Made by the first look-up: a caller that keeps its [`Allocation`]s never pays for it.
+    by_address: OnceLock<AddressTable>,
+    recent: Recent,
     pools: Vec<BlockPool>,
     vacant_pools: Vec<PoolIndex>,
     private: BTreeMap<PoolId, PrivatePool>,
@@ -163,7 +169,8 @@ impl<D: Device> DeviceAllocator<D> {
             allowed: None,
             collects: false,
             arena: Arena::default(),
-            by_address: AddressTable::default(),
+            by_address: OnceLock::new(),
+            recent: Recent::default(),
             pools: vec![
                 BlockPool::new(PoolKind::Small, PoolId::DEFAULT),
                 BlockPool::new(PoolKind::Large, PoolId::DEFAULT),
@@ -217,12 +224,14 @@ impl<D: Device> DeviceAllocator<D> {
     /// # Errors
     /// As [`Settings::apply`]; keys before the refused one are in force.
     pub fn set_settings(&mut self, conf: &str) -> Result<(), AllocError> {
+        self.settle();
         let result = self.settings.apply(conf, &self.profile);
         self.settings_changed();
         Ok(result?)
     }
 
     fn settings_changed(&mut self) {
+        self.settle();
         self.collects = self.allowed.is_some() && self.settings.garbage_collection_threshold > 0.0;
     }
 
@@ -310,14 +319,42 @@ impl<D: Device> DeviceAllocator<D> {
 
     /// The context a live block was allocated with (`getContextForPointer`, 2.12+).
     pub fn context_of(&self, address: u64) -> Option<Context> {
-        let id = self.by_address.find(address, &self.arena)?;
-        self.arena[id].context
+        self.arena[self.find_address(address)?].context
     }
 
     /// Bytes of the block behind a live address.
     pub fn block_size(&self, address: u64) -> Option<u64> {
-        let id = self.by_address.find(address, &self.arena)?;
-        Some(self.arena[id].size)
+        Some(self.arena[self.find_address(address)?].size)
+    }
+
+    /// The block handed out at an address.
+    #[inline]
+    fn find_address(&self, address: u64) -> Option<BlockId> {
+        let table = self.by_address.get_or_init(|| {
+            let mut table = AddressTable::default();
+            for (id, block) in self.arena.iter() {
+                if block.is_allocated() || self.is_unsettled(id) {
+                    table.insert(block.address, id, &self.arena);
+                }
+            }
+            table
+        });
+        // A block that is only marked free stays in the table until it is merged.
+        table.find(address, &self.arena).filter(|id| self.arena[*id].is_allocated())
+    }
+
+    #[inline]
+    fn note_address(&mut self, address: u64, id: BlockId) {
+        if let Some(table) = self.by_address.get_mut() {
+            table.insert(address, id, &self.arena);
+        }
+    }
+
+    #[inline]
+    fn forget_address(&mut self, id: BlockId) {
+        if let Some(table) = self.by_address.get_mut() {
+            table.remove(self.arena[id].address, id);
+        }
     }
 
     #[inline]
@@ -360,6 +397,7 @@ impl<D: Device> DeviceAllocator<D> {
     /// Puts a free block where searches find it (`insert_into_blocks`).
     #[inline]
     fn insert_free(&mut self, id: BlockId) {
+        self.recent.forget();
         let key = self.key(id);
         let block = &mut self.arena[id];
         let pool = &mut self.pools[block.pool.0 as usize];
@@ -369,6 +407,7 @@ impl<D: Device> DeviceAllocator<D> {
 
     #[inline]
     fn remove_free(&mut self, id: BlockId) {
+        self.recent.forget();
         let key = self.key(id);
         let block = &self.arena[id];
         let found = self.pools[block.pool.0 as usize].free.remove(block.stream, key);

@@ -13,15 +13,15 @@ impl Context {
     }
 }
 
-/// A block's place in the arena. Ids are reused after a block is gone.
+/// A block's place in the arena, never 0. Ids are reused after a block is gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct BlockId(NonZeroU32);
 
 impl BlockId {
     #[inline]
-    pub(crate) fn from_index(index: usize) -> BlockId {
-        let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
-        BlockId(number.expect("fewer than 2^32 blocks"))
+    pub(crate) fn at(index: usize) -> BlockId {
+        let number = u32::try_from(index).ok().and_then(NonZeroU32::new);
+        BlockId(number.expect("between 1 and 2^32 blocks"))
     }
 
     #[inline]
@@ -36,7 +36,7 @@ impl BlockId {
 
     #[inline]
     fn index(self) -> usize {
-        self.0.get() as usize - 1
+        self.0.get() as usize
     }
 }
 
@@ -61,8 +61,9 @@ const MAPPED: u8 = 4;
 /// Freed, but other streams' events are pending, or streams are still recorded on it: see `Pending`.
 const PENDING: u8 = 8;
 
-/// One block: a contiguous part of one segment.
+/// One block: a contiguous part of one segment. Aligned, so that no block lies across two cache lines.
 #[derive(Clone, Debug)]
+#[repr(align(64))]
 pub(crate) struct Block {
     pub(crate) address: u64,
     pub(crate) size: u64,
@@ -155,10 +156,19 @@ impl Block {
 }
 
 /// All blocks of one device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Arena {
+    /// The first place stays empty: an id is an index as it is.
     blocks: Vec<Block>,
     vacant: Vec<BlockId>,
+}
+
+impl Default for Arena {
+    fn default() -> Self {
+        let mut none = Block::new(0, 0, PoolIndex(0), StreamIndex(0), 0);
+        none.flags = 0;
+        Arena { blocks: vec![none], vacant: Vec::new() }
+    }
 }
 
 impl Arena {
@@ -168,8 +178,9 @@ impl Arena {
             self.blocks[id.index()] = block;
             id
         } else {
+            let id = BlockId::at(self.blocks.len());
             self.blocks.push(block);
-            BlockId::from_index(self.blocks.len() - 1)
+            id
         }
     }
 
@@ -188,7 +199,7 @@ impl Arena {
     /// All blocks, in no particular order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
         let all = self.blocks.iter().enumerate();
-        all.filter(|(_, block)| block.is_live()).map(|(index, block)| (BlockId::from_index(index), block))
+        all.filter(|(_, block)| block.is_live()).map(|(index, block)| (BlockId::at(index), block))
     }
 }
 
@@ -214,7 +225,7 @@ mod tests {
 
     #[test]
     fn a_block_fits_one_cache_line() {
-        assert!(size_of::<Block>() <= 64, "{}", size_of::<Block>());
+        assert_eq!((size_of::<Block>(), align_of::<Block>()), (64, 64));
     }
 
     #[test]

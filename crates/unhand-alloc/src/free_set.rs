@@ -22,6 +22,10 @@ const SUB_BITS: u32 = 6;
 const LIST_MOST: usize = 96;
 /// … and a tree shorter than this a list again.
 const TREE_LEAST: usize = 24;
+/// In a list as short as this, walking beats a binary search.
+const SHORT: usize = 12;
+/// Words of 64 bins; [`MAX_BLOCK_BYTES`] is in the last.
+const WORDS: usize = 32;
 
 /// A free block's place in the order. The stream is not part of it: each stream has its own bins.
 #[derive(Clone, Copy, Debug)]
@@ -99,7 +103,7 @@ fn bin_of(units: u64) -> usize {
 enum Bin {
     /// Sorted from last to first, so that taking the first is a pop.
     List(Vec<FreeKey>),
-    Tree(BTreeSet<FreeKey>),
+    Tree(Box<BTreeSet<FreeKey>>),
 }
 
 /// Where in a sorted list `order` belongs: in front of all that come before it.
@@ -108,64 +112,93 @@ fn position(list: &[FreeKey], order: u128) -> usize {
     list.partition_point(|other| other.order() > order)
 }
 
+#[cold]
+fn first_of(tree: &BTreeSet<FreeKey>) -> Option<FreeKey> {
+    tree.first().copied()
+}
+
+#[cold]
+fn first_from(tree: &BTreeSet<FreeKey>, size_and_age: u64) -> Option<FreeKey> {
+    let from = FreeKey { size_and_age, address: 0, id: BlockId::at(1) };
+    tree.range(from..).next().copied()
+}
+
 impl Bin {
     /// Returns whether the bin was empty.
     #[inline]
     fn insert(&mut self, key: FreeKey) -> bool {
-        match self {
-            Bin::List(list) => {
-                if list.is_empty() {
-                    list.push(key);
-                    return true;
-                }
-                let at = position(list, key.order());
-                list.insert(at, key);
-                if list.len() > LIST_MOST {
-                    self.turn_into_tree();
-                }
-                false
+        let Bin::List(list) = self else {
+            self.insert_into_tree(key);
+            return false;
+        };
+        let len = list.len();
+        if len <= SHORT {
+            list.push(key);
+            let mut at = len;
+            while at > 0 && list[at - 1].order() < key.order() {
+                list[at] = list[at - 1];
+                at -= 1;
             }
-            Bin::Tree(tree) => {
-                tree.insert(key);
-                false
-            }
+            list[at] = key;
+            return len == 0;
+        }
+        list.insert(position(list, key.order()), key);
+        if len >= LIST_MOST {
+            self.turn_into_tree();
+        }
+        false
+    }
+
+    #[cold]
+    fn insert_into_tree(&mut self, key: FreeKey) {
+        if let Bin::Tree(tree) = self {
+            tree.insert(key);
         }
     }
 
     #[cold]
     fn turn_into_tree(&mut self) {
         if let Bin::List(list) = self {
-            *self = Bin::Tree(std::mem::take(list).into_iter().collect());
+            *self = Bin::Tree(Box::new(std::mem::take(list).into_iter().collect()));
         }
     }
 
     /// Returns whether the key was there, and whether the bin is empty now.
     #[inline]
     fn remove(&mut self, key: FreeKey) -> (bool, bool) {
-        match self {
-            Bin::List(list) => {
-                let at = position(list, key.order());
-                let found = list.get(at) == Some(&key);
-                if found {
-                    list.remove(at);
-                }
-                (found, list.is_empty())
-            }
-            Bin::Tree(tree) => {
-                let found = tree.remove(&key);
-                if tree.len() < TREE_LEAST {
-                    *self = Bin::List(std::mem::take(tree).into_iter().rev().collect());
-                }
-                (found, false)
+        let Bin::List(list) = self else { return (self.remove_from_tree(key), false) };
+        // Addresses are unique.
+        let is_it = |other: &FreeKey| other.address == key.address;
+        let found = if list.len() <= SHORT {
+            list.iter().rposition(is_it)
+        } else {
+            Some(position(list, key.order())).filter(|at| list.get(*at).is_some_and(is_it))
+        };
+        if let Some(at) = found {
+            if at + 1 == list.len() {
+                list.pop();
+            } else {
+                list.remove(at);
             }
         }
+        (found.is_some(), list.is_empty())
+    }
+
+    #[cold]
+    fn remove_from_tree(&mut self, key: FreeKey) -> bool {
+        let Bin::Tree(tree) = self else { return false };
+        let found = tree.remove(&key);
+        if tree.len() < TREE_LEAST {
+            *self = Bin::List(std::mem::take(&mut **tree).into_iter().rev().collect());
+        }
+        found
     }
 
     #[inline]
     fn first(&self) -> Option<FreeKey> {
         match self {
             Bin::List(list) => list.last().copied(),
-            Bin::Tree(tree) => tree.first().copied(),
+            Bin::Tree(tree) => first_of(tree),
         }
     }
 
@@ -180,14 +213,14 @@ impl Bin {
     #[inline]
     fn at_least(&self, size_and_age: u64) -> Option<FreeKey> {
         match self {
+            Bin::List(list) if list.len() <= SHORT => {
+                list.iter().rev().find(|other| other.size_and_age >= size_and_age).copied()
+            }
             Bin::List(list) => {
                 let at = list.partition_point(|other| other.size_and_age >= size_and_age);
                 at.checked_sub(1).map(|at| list[at])
             }
-            Bin::Tree(tree) => {
-                let from = FreeKey { size_and_age, address: 0, id: BlockId::from_index(0) };
-                tree.range(from..).next().copied()
-            }
+            Bin::Tree(tree) => first_from(tree, size_and_age),
         }
     }
 
@@ -216,7 +249,7 @@ impl Bin {
     fn push_all(&self, into: &mut Vec<FreeKey>) {
         match self {
             Bin::List(list) => into.extend(list.iter().rev()),
-            Bin::Tree(tree) => into.extend(tree),
+            Bin::Tree(tree) => into.extend(tree.iter()),
         }
     }
 }
@@ -226,9 +259,9 @@ impl Bin {
 struct StreamBins {
     bins: Vec<Bin>,
     /// One bit per bin: not empty.
-    occupied: Vec<u64>,
+    occupied: [u64; WORDS],
     /// One bit per word of `occupied`: not zero.
-    summary: u64,
+    summary: u32,
 }
 
 impl StreamBins {
@@ -239,15 +272,14 @@ impl StreamBins {
             self.grow(bin);
         }
         if self.bins[bin].insert(key) {
-            self.occupied[bin / 64] |= 1 << (bin % 64);
-            self.summary |= 1 << (bin / 64);
+            self.occupied[bin / 64 % WORDS] |= 1 << (bin % 64);
+            self.summary |= 1 << (bin / 64 % WORDS);
         }
     }
 
     #[cold]
     fn grow(&mut self, bin: usize) {
         self.bins.resize_with((bin + 1).next_multiple_of(64), || Bin::List(Vec::new()));
-        self.occupied.resize(self.bins.len() / 64, 0);
     }
 
     #[inline]
@@ -263,10 +295,10 @@ impl StreamBins {
 
     #[inline]
     fn mark_empty(&mut self, bin: usize) {
-        let word = &mut self.occupied[bin / 64];
+        let word = &mut self.occupied[bin / 64 % WORDS];
         *word &= !(1 << (bin % 64));
         if *word == 0 {
-            self.summary &= !(1 << (bin / 64));
+            self.summary &= !(1 << (bin / 64 % WORDS));
         }
     }
 
@@ -289,16 +321,17 @@ impl StreamBins {
     /// The first bin from `bin` on that is not empty.
     #[inline]
     fn occupied_from(&self, bin: usize) -> Option<usize> {
-        let word = bin / 64;
-        let here = self.occupied.get(word)? & (u64::MAX << (bin % 64));
+        let word = bin / 64 % WORDS;
+        let here = self.occupied[word] & (u64::MAX << (bin % 64));
         if here != 0 {
             return Some(word * 64 + here.trailing_zeros() as usize);
         }
-        let later = if word >= 63 { 0 } else { self.summary & (u64::MAX << (word + 1)) };
+        // Two shifts, for there may be 32 words to leave out.
+        let later = self.summary & (u32::MAX << word << 1);
         if later == 0 {
             return None;
         }
-        let word = later.trailing_zeros() as usize;
+        let word = later.trailing_zeros() as usize % WORDS;
         Some(word * 64 + self.occupied[word].trailing_zeros() as usize)
     }
 
@@ -310,11 +343,11 @@ impl StreamBins {
         if here != 0 {
             return Some(word * 64 + 63 - here.leading_zeros() as usize);
         }
-        let earlier = self.summary & !(u64::MAX << word);
+        let earlier = if word < WORDS { self.summary & !(u32::MAX << word) } else { self.summary };
         if earlier == 0 {
             return None;
         }
-        let word = 63 - earlier.leading_zeros() as usize;
+        let word = 31 - earlier.leading_zeros() as usize;
         Some(word * 64 + 63 - self.occupied[word].leading_zeros() as usize)
     }
 
@@ -448,7 +481,7 @@ mod tests {
             assert!(bin >= last || units < 100_000, "{units}");
             last = bin;
         }
-        assert!(bin_of((1 << 36) - 1) < 64 * 64);
+        assert!(bin_of(MAX_BLOCK_BYTES / MIN_BLOCK_SIZE) < 64 * WORDS);
     }
 
     #[derive(Clone, Debug)]
@@ -481,7 +514,7 @@ mod tests {
                     Step::Insert { units, age, address } => {
                         // No two blocks are at one address.
                         let address = (address * 1024 + number as u64) * 512;
-                        let key = FreeKey::new(units * 512, age, address, BlockId::from_index(number));
+                        let key = FreeKey::new(units * 512, age, address, BlockId::at(number + 1));
                         set.insert(STREAM, key);
                         model.insert(key);
                     }
@@ -493,14 +526,14 @@ mod tests {
                         }
                     }
                     Step::Take(units) => {
-                        let from = FreeKey::new(units * 512, 0, 0, BlockId::from_index(0));
+                        let from = FreeKey::new(units * 512, 0, 0, BlockId::at(1));
                         let expected = model.range(from..).next().copied();
                         prop_assert_eq!(set.take_at_least(STREAM, units * 512, |_| false), None);
                         prop_assert_eq!(set.take_at_least(STREAM, units * 512, |_| true), expected);
                         expected.map(|key| model.remove(&key));
                     }
                     Step::Ask(units) => {
-                        let from = FreeKey::new(units * 512, 0, 0, BlockId::from_index(0));
+                        let from = FreeKey::new(units * 512, 0, 0, BlockId::at(1));
                         let expected = model.range(from..).next().copied();
                         prop_assert_eq!(set.at_least(STREAM, units * 512), expected);
                         if let Some(key) = expected {

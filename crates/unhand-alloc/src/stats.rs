@@ -202,6 +202,24 @@ impl Counters {
         }
     }
 
+    /// Both at once, for a block that no other stream uses.
+    #[inline]
+    pub(crate) fn block_freed_at_once(&mut self, pool: PoolKind, block_bytes: u64, requested_bytes: u64) {
+        self.block_freed(pool, block_bytes);
+        self.block_settled(pool, block_bytes, requested_bytes);
+    }
+
+    /// Adds to the number and the bytes of free blocks in segments that are in use.
+    #[inline]
+    pub(crate) fn split_change(&mut self, pool: PoolKind, count: i64, bytes: i64) {
+        if count != 0 {
+            self.change(pool, Kind::InactiveSplit, count);
+        }
+        if bytes != 0 {
+            self.change(pool, Kind::InactiveSplitBytes, bytes);
+        }
+    }
+
     /// From here on *active* and *allocated* are two things: some block waits for other streams after its free.
     /// Until then every block is freed and settled at once, and one pair of counters serves for both.
     #[inline]

@@ -37,6 +37,8 @@ fn step() -> impl Strategy<Value = Step> {
         1 => Just(Step::Snapshot),
         1 => Just(Step::ResetPeak),
         1 => (0..3u8).prop_map(|id| Step::Checkpoint { id }),
+        4 => (bytes(), 0..3u8, any::<u8>()).prop_map(|(bytes, stream, times)| Step::Again { bytes, stream, times }),
+        4 => Just(Step::FreeNewest),
     ]
 }
 

@@ -7,7 +7,7 @@ use super::{Allocation, DeviceAllocator, LARGE, Request, SMALL, Traced};
 use crate::block::{Block, BlockId, Context, PoolIndex, StreamIndex};
 use crate::device::{Device, DeviceError};
 use crate::error::{AllocError, OutOfMemory};
-use crate::free_set::MAX_BLOCK_BYTES;
+use crate::free_set::{FreeKey, MAX_BLOCK_BYTES};
 use crate::history::Action;
 use crate::size::{MIN_BLOCK_SIZE, ONE_EXA_BYTE, PoolKind, SMALL_SIZE, round_size, segment_size};
 use crate::stats::Kind;
@@ -98,7 +98,7 @@ impl<D: Device> DeviceAllocator<D> {
             search.size.saturating_add(self.settings.max_non_split_rounding)
         };
         if self.expandables.is_empty() {
-            self.forget_recent();
+            self.recent.forget();
             let free = &mut self.pools[search.pool.0 as usize].free;
             return Some(free.take_at_least(search.stream, search.size, |key| key.size() < too_large)?.id());
         }
@@ -110,7 +110,7 @@ impl<D: Device> DeviceAllocator<D> {
         if key.size() >= too_large {
             return None;
         }
-        self.forget_recent();
+        self.recent.forget();
         let found = self.pool_mut(search.pool).free.remove(search.stream, key);
         debug_assert!(found);
         Some(key.id())
@@ -118,11 +118,7 @@ impl<D: Device> DeviceAllocator<D> {
 
     /// Chooses among expandable blocks: the one that can grow least; or, for a request that may not use them,
     /// the first that is not expandable.
-    fn step_over_expandable(
-        &self,
-        search: &Search,
-        mut key: crate::free_set::FreeKey,
-    ) -> Option<crate::free_set::FreeKey> {
+    fn step_over_expandable(&self, search: &Search, mut key: FreeKey) -> Option<FreeKey> {
         let set = &self.pool(search.pool).free;
         if search.expandable {
             let grown = |id: BlockId| {
@@ -175,17 +171,36 @@ impl<D: Device> DeviceAllocator<D> {
         split: bool,
     ) -> BlockId {
         let kind = self.pool(search.pool).kind;
-        let was_split = self.arena[found].is_split();
-        let counts_splits = self.arena[found].expandable.is_none();
-        let id = if split {
-            let address = self.arena[found].address;
-            let id = self.sibling(found, address, search.size);
-            self.link_before(id, found);
-            let rest = &mut self.arena[found];
-            rest.address += search.size;
-            rest.size -= search.size;
-            let rest_size = rest.size;
-            self.insert_free(found);
+        let young = if split && self.profile.age_per_block { Some(self.take_age()) } else { None };
+        let ties_by_age = self.profile.ties_by_age;
+        let block = &mut self.arena[found];
+        let counts_splits = block.expandable.is_none();
+        let was_split = block.is_split();
+        let address = block.address;
+        let (id, size) = if split {
+            let mut front =
+                Block::new(address, search.size, block.pool, block.stream, young.unwrap_or(block.age));
+            front.expandable = block.expandable;
+            front.set_allocated(true);
+            front.requested = requested;
+            front.context = search.context;
+            front.prev = block.prev;
+            front.next = Some(found);
+            // What is left over goes back to the pool.
+            block.address += search.size;
+            block.size -= search.size;
+            let rest_size = block.size;
+            let key = FreeKey::new(rest_size, if ties_by_age { block.age } else { 0 }, block.address, found);
+            let pool = &mut self.pools[block.pool.0 as usize];
+            block.gc_base = pool.searches;
+            pool.free.insert(block.stream, key);
+            self.recent.forget();
+            let prev = front.prev;
+            let id = self.arena.insert(front);
+            self.arena[found].prev = Some(id);
+            if let Some(prev) = prev {
+                self.arena[prev].next = Some(id);
+            }
             if counts_splits {
                 if was_split {
                     self.counters.decrease(kind, Kind::InactiveSplitBytes, search.size);
@@ -194,19 +209,18 @@ impl<D: Device> DeviceAllocator<D> {
                     self.counters.increase(kind, Kind::InactiveSplitBytes, rest_size);
                 }
             }
-            id
+            (id, search.size)
         } else {
+            block.set_allocated(true);
+            block.requested = requested;
+            block.context = search.context;
+            let size = block.size;
             if counts_splits && was_split {
                 self.counters.decrease(kind, Kind::InactiveSplit, 1);
-                self.counters.decrease(kind, Kind::InactiveSplitBytes, self.arena[found].size);
+                self.counters.decrease(kind, Kind::InactiveSplitBytes, size);
             }
-            found
+            (found, size)
         };
-        let block = &mut self.arena[id];
-        block.set_allocated(true);
-        block.requested = requested;
-        block.context = search.context;
-        let (address, size) = (block.address, block.size);
         self.note_address(address, id);
         self.counters.block_allocated(kind, size, requested);
         if self.is_oversize(size) {

@@ -3,6 +3,7 @@
 //! Source: `getCheckpointState`, `setCheckpointPoolState`, `setSegmentStateToCheckpoint`.
 
 use super::allocate::Search;
+use super::recent::Logical;
 use super::{Allocation, DeviceAllocator};
 use crate::block::BlockId;
 use crate::device::Device;
@@ -56,15 +57,14 @@ impl<D: Device> DeviceAllocator<D> {
         }
         let mut segments: Vec<Vec<CheckpointBlock>> = Vec::new();
         for block in self.blocks_of_pool(id) {
-            let block = &self.arena[block];
+            let Some(Logical { block, size, .. }) = self.logical(block) else { continue };
             if block.is_pending() {
                 return Err(AllocError::PoolState { id, reason: "blocks wait for other streams" });
             }
             if block.prev.is_none() {
                 segments.push(Vec::new());
             }
-            let is_part =
-                CheckpointBlock { address: block.address, size: block.size, allocated: block.is_allocated() };
+            let is_part = CheckpointBlock { address: block.address, size, allocated: block.is_allocated() };
             // An unmapped tail is not part of the layout: it may have grown by the time of the restore.
             if block.is_mapped()
                 && let Some(segment) = segments.last_mut()
@@ -89,6 +89,7 @@ impl<D: Device> DeviceAllocator<D> {
         if !self.private.contains_key(&id) {
             return Err(AllocError::NoSuchPool(id));
         }
+        self.settle();
         let blocks = self.blocks_of_pool(id);
         if blocks.iter().any(|block| self.arena[*block].is_pending()) {
             return Err(refuse("blocks wait for other streams"));
@@ -143,7 +144,8 @@ impl<D: Device> DeviceAllocator<D> {
             };
             let split = block.size > size;
             self.remove_free(rest);
-            let allocation = self.hand_out(rest, &search, size, split);
+            let piece_id = self.hand_out(rest, &search, size, split);
+            let allocation = Allocation { address: piece.address, block: Some(piece_id) };
             pieces.push((allocation, piece.allocated));
             if !split {
                 break;

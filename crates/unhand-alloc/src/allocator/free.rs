@@ -6,12 +6,22 @@
 use std::collections::VecDeque;
 
 use super::{Allocation, DeviceAllocator, Traced};
-use crate::block::{BlockId, Context};
+use crate::block::{BlockId, Context, PoolIndex, StreamIndex};
 use crate::device::{Device, StreamId};
 use crate::error::AllocError;
+use crate::free_set::FreeKey;
 use crate::history::{Action, HistoryLevel};
 use crate::pool::PoolId;
-use crate::stats::Kind;
+
+/// Where a block lies and what it lies between.
+#[derive(Clone, Copy, Debug)]
+struct Merged {
+    address: u64,
+    size: u64,
+    prev: Option<BlockId>,
+    next: Option<BlockId>,
+    segment_context: Option<Context>,
+}
 
 impl<D: Device> DeviceAllocator<D> {
     /// Takes a block back. Blocks that other streams used come free once those streams have caught up.
@@ -45,25 +55,29 @@ impl<D: Device> DeviceAllocator<D> {
         if address == 0 {
             return Ok(());
         }
-        let id = self.by_address.find(address, &self.arena);
+        let id = self.find_address(address);
         self.free_allocated(id.ok_or(AllocError::InvalidPointer(address))?, None)
     }
 
     /// The allocation behind a live address.
     pub fn find(&self, address: u64) -> Option<Allocation> {
-        let block = self.by_address.find(address, &self.arena)?;
+        let block = self.find_address(address)?;
         Some(Allocation { address, block: Some(block) })
     }
 
     #[inline]
     pub(super) fn free_allocated(&mut self, id: BlockId, context: Option<Context>) -> Result<(), AllocError> {
         let context = if self.history.level == HistoryLevel::All { context } else { None };
+        let pending = self.arena[id].is_pending();
+        if self.is_recent(id) && !pending {
+            self.free_recent(id, context);
+            return Ok(());
+        }
+        self.forget_address(id);
         let block = &mut self.arena[id];
         block.set_allocated(false);
         let (address, size, requested) = (block.address, block.size, block.requested);
         let traced = Traced { stream: block.stream, pool: block.pool, context: context.or(block.context) };
-        let pending = block.is_pending();
-        self.by_address.remove(address, id);
         let kind = self.pool(traced.pool).kind;
         if pending {
             self.counters.begin_to_differ();
@@ -87,33 +101,79 @@ impl<D: Device> DeviceAllocator<D> {
     /// Returns a block to its pool, merged with what is free beside it.
     #[inline]
     pub(super) fn free_block(&mut self, id: BlockId, context: Option<Context>) {
+        self.settle();
         let block = &mut self.arena[id];
         let (address, size, requested) = (block.address, block.size, block.requested);
-        let traced = Traced { stream: block.stream, pool: block.pool, context: context.or(block.context) };
+        let (stream, pool, age) = (block.stream, block.pool, block.age);
+        let traced = Traced { stream, pool, context: context.or(block.context) };
         let counts_splits = block.expandable.is_none();
-        block.context = None;
         let (prev, next) = (block.prev, block.next);
+        block.context = None;
         self.trace(Action::FreeCompleted, address, requested, &traced);
 
         let (mut split_change, mut split_bytes_change) = (0, 0);
-        for neighbour in [prev, next].into_iter().flatten() {
-            if let Some(merged) = self.try_merge(id, neighbour) {
-                split_change -= 1;
-                split_bytes_change -= merged.cast_signed();
+        let mut merged = Merged { address, size, prev, next, segment_context: None };
+        if let Some(before) = prev.and_then(|prev| self.absorb(prev, stream, pool)) {
+            split_change -= 1;
+            split_bytes_change -= before.size.cast_signed();
+            merged.address = before.address;
+            merged.size += before.size;
+            merged.prev = before.prev;
+            self.arena[id].segment_context = before.segment_context;
+            if let Some(prev) = before.prev {
+                self.arena[prev].next = Some(id);
             }
         }
-        self.insert_free(id);
-        let block = &self.arena[id];
-        if block.is_split() {
-            split_change += 1;
-            split_bytes_change += block.size.cast_signed();
+        if let Some(behind) = next.and_then(|next| self.absorb(next, stream, pool)) {
+            split_change -= 1;
+            split_bytes_change -= behind.size.cast_signed();
+            merged.size += behind.size;
+            merged.next = behind.next;
+            if let Some(next) = behind.next {
+                self.arena[next].prev = Some(id);
+            }
         }
-        let kind = self.pool(traced.pool).kind;
+        let pool = &mut self.pools[pool.0 as usize];
+        let block = &mut self.arena[id];
+        block.address = merged.address;
+        block.size = merged.size;
+        block.prev = merged.prev;
+        block.next = merged.next;
+        block.gc_base = pool.searches;
+        let age = if self.profile.ties_by_age { age } else { 0 };
+        pool.free.insert(stream, FreeKey::new(merged.size, age, merged.address, id));
+        self.recent.forget();
+        let kind = pool.kind;
         if counts_splits && (prev.is_some() || next.is_some()) {
-            self.counters.change(kind, Kind::InactiveSplit, split_change);
-            self.counters.change(kind, Kind::InactiveSplitBytes, split_bytes_change);
+            if merged.prev.is_some() || merged.next.is_some() {
+                split_change += 1;
+                split_bytes_change += merged.size.cast_signed();
+            }
+            self.counters.split_change(kind, split_change, split_bytes_change);
         }
         self.counters.block_settled(kind, size, requested);
+    }
+
+    /// Takes a free, mapped neighbour out of the free set and the arena; what it was. The caller mends the links.
+    #[inline]
+    fn absorb(&mut self, id: BlockId, stream: StreamIndex, pool: PoolIndex) -> Option<Merged> {
+        let block = &self.arena[id];
+        if !block.is_idle() || !block.is_mapped() {
+            return None;
+        }
+        let age = if self.profile.ties_by_age { block.age } else { 0 };
+        let key = FreeKey::new(block.size, age, block.address, id);
+        let merged = Merged {
+            address: block.address,
+            size: block.size,
+            prev: block.prev,
+            next: block.next,
+            segment_context: block.segment_context,
+        };
+        let found = self.pools[pool.0 as usize].free.remove(stream, key);
+        debug_assert!(found, "a free block is in its pool's free set");
+        self.arena.remove(id);
+        Some(merged)
     }
 
     /// Lets `dst` absorb a free neighbour in the same state of mapping; returns the neighbour's bytes.

@@ -2,6 +2,7 @@
 //!
 //! Source: `DeviceCachingAllocator::snapshot`.
 
+use super::recent::Logical;
 use super::{DeviceAllocator, PoolId, PoolKind, SMALL, StreamId, Traced};
 use crate::block::{BlockId, Context, StreamIndex};
 use crate::device::Device;
@@ -123,12 +124,12 @@ impl<D: Device> DeviceAllocator<D> {
         };
         let mut at = Some(head);
         while let Some(id) = at {
-            let block = &self.arena[id];
+            let Some(Logical { block, size, next }) = self.logical(id) else { break };
             if !block.is_mapped() {
                 break;
             }
             let state = if block.is_allocated() {
-                segment.allocated_size += block.size;
+                segment.allocated_size += size;
                 BlockState::ActiveAllocated
             } else if block.is_pending() {
                 BlockState::ActivePendingFree
@@ -136,18 +137,18 @@ impl<D: Device> DeviceAllocator<D> {
                 BlockState::Inactive
             };
             if state != BlockState::Inactive {
-                segment.active_size += block.size;
+                segment.active_size += size;
                 segment.requested_size += block.requested;
             }
-            segment.total_size += block.size;
+            segment.total_size += size;
             segment.blocks.push(BlockInfo {
                 address: block.address,
-                size: block.size,
+                size,
                 requested_size: block.requested,
                 state,
                 context: block.context,
             });
-            at = block.next;
+            at = next;
         }
         segment
     }

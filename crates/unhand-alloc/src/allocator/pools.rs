@@ -66,6 +66,7 @@ impl<D: Device> DeviceAllocator<D> {
 
     /// Makes every allocation in this pool take a whole segment.
     pub fn set_no_split(&mut self, id: PoolId) {
+        self.settle();
         if !self.no_split.contains(&id) {
             self.no_split.push(id);
         }
@@ -107,6 +108,7 @@ impl<D: Device> DeviceAllocator<D> {
         let private = private.ok_or(AllocError::NoSuchPool(id))?;
         private.uses -= 1;
         if private.is_freeable() {
+            self.settle();
             self.freeable.push(id);
             if self.profile.no_split_forgotten {
                 self.no_split.retain(|other| *other != id);

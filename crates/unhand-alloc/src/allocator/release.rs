@@ -37,6 +37,7 @@ impl<D: Device> DeviceAllocator<D> {
         stream: StreamId,
         context: Option<Context>,
     ) -> Result<(), AllocError> {
+        self.settle();
         if only.is_default() && !self.in_capture(stream) {
             self.synchronize_and_free_events(None)?;
             self.release_blocks(LARGE, context)?;

@@ -57,6 +57,7 @@ impl<D: Device> DeviceAllocator<D> {
     /// # Errors
     /// [`AllocError::BadState`] when the allocator is not empty, sizes are odd or segments overlap.
     pub fn restore(&mut self, segments: &[RestoreSegment]) -> Result<(), AllocError> {
+        self.settle();
         if self.arena.iter().next().is_some() {
             return Err(AllocError::BadState("the allocator already holds memory".into()));
         }
@@ -150,7 +151,7 @@ impl<D: Device> DeviceAllocator<D> {
             }
             self.arena[id].set_allocated(true);
             self.arena[id].context = block.context;
-            self.by_address.insert(self.arena[id].address, id, &self.arena);
+            self.note_address(self.arena[id].address, id);
             self.counters.block_allocated(kind, block.size, block.requested_size);
             if self.is_oversize(block.size) {
                 self.counters.oversize_allocations.increase(1);

@@ -3,6 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::DeviceAllocator;
+use super::recent::Logical;
+use crate::address_table::AddressTable;
 use crate::block::BlockId;
 use crate::device::Device;
 use crate::size::{MIN_BLOCK_SIZE, PoolKind};
@@ -38,6 +40,7 @@ impl<D: Device> DeviceAllocator<D> {
 
     fn validate_neighbours(&self) -> Result<(), Violation> {
         for (id, block) in self.arena.iter() {
+            let unsettled = self.is_unsettled(id);
             ensure!(block.size > 0 && block.size % MIN_BLOCK_SIZE == 0, "block {block:?} has an odd size");
             ensure!(block.is_mapped() || block.expandable.is_some(), "block {block:?} is unmapped");
             if let Some(next) = block.next {
@@ -52,7 +55,8 @@ impl<D: Device> DeviceAllocator<D> {
                     "{block:?} and {after:?} are in one segment but differ"
                 );
                 // Growing by pages can leave two free neighbours only in different states of mapping.
-                let unmerged = block.is_idle() && after.is_idle() && block.is_mapped() == after.is_mapped();
+                let both_free = block.is_idle() && after.is_idle() && block.is_mapped() == after.is_mapped();
+                let unmerged = both_free && !(unsettled && self.logical(next).is_none());
                 ensure!(!unmerged, "free neighbours {block:?} and {after:?} were not merged");
             }
             if let Some(prev) = block.prev {
@@ -107,19 +111,19 @@ impl<D: Device> DeviceAllocator<D> {
         let mut allocated = 0;
         for (id, block) in self.arena.iter() {
             ensure!(
-                free.contains(&id) == (block.is_idle() && block.is_mapped()),
+                free.contains(&id) == (block.is_idle() && block.is_mapped() && !self.is_unsettled(id)),
                 "{block:?} is in the wrong set"
             );
             ensure!(unmapped.contains(&id) != block.is_mapped(), "{block:?} is in the wrong unmapped set");
             if block.is_allocated() {
                 allocated += 1;
-                ensure!(
-                    self.by_address.find(block.address, &self.arena) == Some(id),
-                    "{block:?} cannot be found"
-                );
+                let is_found = |table: &AddressTable| table.find(block.address, &self.arena) == Some(id);
+                ensure!(self.by_address.get().is_none_or(is_found), "{block:?} cannot be found");
             }
+            allocated += usize::from(self.is_unsettled(id));
         }
-        ensure!(allocated == self.by_address.len(), "the address table miscounts");
+        let listed = self.by_address.get().map_or(allocated, AddressTable::len);
+        ensure!(allocated == listed, "the address table miscounts: {listed} and {allocated}");
         Ok(())
     }
 
@@ -147,9 +151,10 @@ impl<D: Device> DeviceAllocator<D> {
     fn validate_counters(&self) -> Result<(), Violation> {
         let mut sums = [[0i64; 5]; 2];
         let mut splits = [[0i64; 2]; 2];
-        for (_, block) in self.arena.iter() {
+        for (id, _) in self.arena.iter() {
+            let Some(Logical { block, size, next }) = self.logical(id) else { continue };
             let scope = usize::from(self.pool(block.pool).kind == PoolKind::Large);
-            let size = block.size.cast_signed();
+            let size = size.cast_signed();
             if block.is_mapped() {
                 sums[scope][0] += size;
             }
@@ -160,7 +165,10 @@ impl<D: Device> DeviceAllocator<D> {
                 sums[scope][2] += size;
                 sums[scope][3] += block.requested.cast_signed();
                 sums[scope][4] += 1;
-            } else if block.is_mapped() && block.is_split() && block.expandable.is_none() {
+            } else if block.is_mapped()
+                && (block.prev.is_some() || next.is_some())
+                && block.expandable.is_none()
+            {
                 splits[scope][0] += 1;
                 splits[scope][1] += size;
             }

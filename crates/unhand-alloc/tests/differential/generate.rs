@@ -79,6 +79,12 @@ pub(crate) enum PlanStep {
         pick: usize,
     },
     FreeNewest,
+    /// One of the script's own sizes, allocated and freed several times in a row.
+    Again {
+        pick: usize,
+        stream: usize,
+        times: usize,
+    },
     RecordStream {
         pick: usize,
         stream: usize,
@@ -158,6 +164,7 @@ fn plan_step(flavour: Flavour) -> impl Strategy<Value = PlanStep> {
         2200 => (pick(), stream()).prop_map(|(pick, stream)| PlanStep::MallocUsual { pick, stream }),
         3200 => pick().prop_map(|pick| PlanStep::Free { pick }),
         500 => Just(PlanStep::FreeNewest),
+        500 => (pick(), stream(), 1usize..4).prop_map(|(pick, stream, times)| PlanStep::Again { pick, stream, times }),
         share(300, flavour.events) => (pick(), pick()).prop_map(|(pick, stream)| PlanStep::RecordStream { pick, stream }),
         share(100, flavour.events) => pick().prop_map(PlanStep::Busy),
         share(100, flavour.events) => pick().prop_map(PlanStep::Idle),
@@ -291,6 +298,15 @@ impl Writer {
                 if let Some(id) = self.live.pop() {
                     self.line(format!("free {id}"));
                 }
+            }
+            PlanStep::Again { pick, stream, times } => {
+                for _ in 0..times {
+                    self.malloc(usual[pick % usual.len()], stream);
+                    if let Some(id) = self.live.pop() {
+                        self.line(format!("free {id}"));
+                    }
+                }
+                self.malloc(usual[pick % usual.len()], stream);
             }
             PlanStep::RecordStream { pick, stream } => {
                 if self.flavour.events > 0 && !self.live.is_empty() {
