@@ -10,6 +10,7 @@
 //! | what changed between two | [`Diff::between`]`(&before, &after)` | [`Diff`] | [`Diff::render`] |
 //! | bytes by stack | [`Flame::of`]`(&snapshot, device, FlameOf)` | [`Flame`] | [`Flame::write_folded`], [`Flame::write_speedscope`], `Flame::write_svg` |
 //! | the raw tables | [`export`](export())`(&snapshot, device, Table, Format, stacks, &mut out)` | rows | CSV, JSON lines |
+//! | what my own Rust program allocates | [`snapshot_of`]`(&allocator, stack_of)` | a snapshot | |
 //! | the history itself | [`Timeline::of`]`(&snapshot, device)` | [`Timeline`] | |
 //!
 //! [`devices`] lists the devices a snapshot says something about. The exact peak of *allocated* bytes needs a
@@ -49,6 +50,7 @@ mod pins;
 mod places;
 mod prose;
 mod ranks;
+mod record;
 pub mod replay;
 mod rounding;
 mod site;
@@ -71,6 +73,7 @@ pub use pins::{Cache, Pin, PinGroup, StuckSegment};
 pub use places::{PoolOwner, PoolShare, StreamShare};
 pub use prose::{Count, Share, Span as TimeSpan, keep_end, plural, wrap};
 pub use ranks::{OddOne, RankRow, Ranks};
+pub use record::snapshot_of;
 pub use rounding::Rounding;
 pub use site::{FrameText, NO_PYTHON_FRAMES, NO_STACK_RECORDED, Origin, Site, SiteId, Sites};
 pub use spans::{Span, Spans};
