@@ -20,7 +20,7 @@ fn a_run(conf: &str) -> CachingAllocator<NullDevice> {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            let in_pool = random % 50 == 0;
+            let in_pool = random.is_multiple_of(50);
             if in_pool {
                 device.begin_allocate_to_pool(PoolId(0, 1), Route::All).expect("free to begin");
             }
