@@ -30,6 +30,22 @@ pub(super) const KEYS: &[&str] = &[
     "throw_on_cudamalloc_oom",
 ];
 
+/// Has a pass of its own.
+const LARGE_SEGMENT: &str = "large_segment_size_mb";
+
+/// The keys of all accelerators, read before those of CUDA (2.10+).
+const GENERIC: &[&str] = &[
+    "expandable_segments",
+    "garbage_collection_threshold",
+    "large_segment_size_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_use_background_threads",
+    "roundup_power2_divisions",
+];
+
 /// Why a configuration string was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SettingsError {
@@ -146,9 +162,9 @@ impl Reader<'_> {
     fn raw(&mut self, key: &str) -> Result<String, SettingsError> {
         let mut text = self.value(key)?.to_owned();
         if text == "[" {
-            while let Some(token) = self.peek().map(str::to_owned) {
-                self.at += 1;
-                text.push_str(&token);
+            loop {
+                let token = self.value(key)?;
+                text.push_str(token);
                 if token == "]" {
                     break;
                 }
@@ -162,10 +178,15 @@ fn bad(key: &str, value: &str, expected: &'static str) -> SettingsError {
     SettingsError::BadValue { key: key.to_owned(), value: value.to_owned(), expected }
 }
 
-/// The number a text starts with; what follows it is ignored, as `std::stoull` does.
+/// The number a text starts with; what follows it is ignored and a minus sign wraps, as `std::stoull` does.
 fn leading_unsigned(text: &str) -> Option<u64> {
-    let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    text[..digits].parse().ok()
+    let (unsigned, negative) = match text.strip_prefix('-') {
+        Some(rest) => (rest, true),
+        None => (text.strip_prefix('+').unwrap_or(text), false),
+    };
+    let digits = unsigned.find(|c: char| !c.is_ascii_digit()).unwrap_or(unsigned.len());
+    let number: u64 = unsigned[..digits].parse().ok()?;
+    Some(if negative { number.wrapping_neg() } else { number })
 }
 
 /// The number a text starts with; what follows it is ignored, as `std::stod` does.
@@ -181,20 +202,49 @@ pub(super) fn apply(settings: &mut Settings, conf: &str, profile: &Profile) -> R
     reset(settings);
     if profile.large_segment_key {
         // Parsed before the others, because their lower bounds depend on it.
-        if let Some(at) = tokens.iter().position(|token| token == "large_segment_size_mb") {
+        for (at, _) in tokens.iter().enumerate().filter(|(_, token)| *token == LARGE_SEGMENT) {
             large_segment_size(settings, &mut Reader { tokens: &tokens, at: at + 1, strict })?;
         }
     }
-    settings.max_non_split_rounding = settings.large_segment_size;
-    let mut reader = Reader { tokens: &tokens, at: 0, strict };
+    if profile.large_segment_key {
+        settings.max_non_split_rounding = settings.large_segment_size; // up to 2.10 it keeps its value
+    }
+    if strict {
+        return pass(settings, &tokens, profile, |_| true);
+    }
+    // Two parsers read the whole string one after the other, so a bad value of the second's keys leaves all of
+    // the first's applied.
+    pass(settings, &tokens, profile, |key| GENERIC.contains(&key))?;
+    pass(settings, &tokens, profile, |key| !GENERIC.contains(&key))
+}
+
+/// Applies the keys that a parser is concerned with and skips the others.
+fn pass(
+    settings: &mut Settings,
+    tokens: &[String],
+    profile: &Profile,
+    concerns: impl Fn(&str) -> bool,
+) -> Result<(), SettingsError> {
+    let mut reader = Reader { tokens, at: 0, strict: profile.parser == Parser::Strict };
     while let Some(key) = reader.peek().map(str::to_owned) {
         reader.at += 1;
-        one_key(settings, &mut reader, &key, profile)?;
+        check_key(&key, profile)?;
+        if concerns(&key) && key != LARGE_SEGMENT {
+            one_key(settings, &mut reader, &key)?;
+        } else {
+            reader.separator(&key, ':')?;
+            reader.raw(&key)?;
+        }
         if reader.peek().is_some() {
             reader.separator(&key, ',')?;
         }
     }
     Ok(())
+}
+
+/// In bytes, the largest whole number of MiB if that is too much.
+fn mib_to_bytes(mib: u64) -> u64 {
+    mib.min(u64::MAX / MIB) * MIB
 }
 
 fn reset(settings: &mut Settings) {
@@ -204,22 +254,17 @@ fn reset(settings: &mut Settings) {
 }
 
 fn large_segment_size(settings: &mut Settings, reader: &mut Reader<'_>) -> Result<(), SettingsError> {
-    let key = "large_segment_size_mb";
+    let key = LARGE_SEGMENT;
     reader.separator(key, ':')?;
     let mib = reader.unsigned(key)?;
     if mib <= 10 {
         return Err(bad(key, &mib.to_string(), "more than 10"));
     }
-    settings.large_segment_size = mib.saturating_mul(MIB);
+    settings.large_segment_size = mib_to_bytes(mib);
     Ok(())
 }
 
-fn one_key(
-    settings: &mut Settings,
-    reader: &mut Reader<'_>,
-    key: &str,
-    profile: &Profile,
-) -> Result<(), SettingsError> {
+fn check_key(key: &str, profile: &Profile) -> Result<(), SettingsError> {
     if !KEYS.contains(&key) {
         return Err(SettingsError::UnknownKey { key: key.to_owned() });
     }
@@ -229,9 +274,10 @@ fn one_key(
             release: profile.release.to_string(),
         });
     }
-    if key == "large_segment_size_mb" {
-        return large_segment_size(settings, reader);
-    }
+    Ok(())
+}
+
+fn one_key(settings: &mut Settings, reader: &mut Reader<'_>, key: &str) -> Result<(), SettingsError> {
     reader.separator(key, ':')?;
     match key {
         "max_split_size_mb" => {
@@ -240,14 +286,14 @@ fn one_key(
             if mib < least {
                 return Err(bad(key, &mib.to_string(), "at least large_segment_size_mb, 20 by default"));
             }
-            settings.max_split_size = Some(mib.saturating_mul(MIB));
+            settings.max_split_size = Some(mib_to_bytes(mib));
         }
         "max_non_split_rounding_mb" => {
             let mib = reader.unsigned(key)?;
             if mib < settings.large_segment_size / MIB + u64::from(reader.strict) {
                 return Err(bad(key, &mib.to_string(), "at least large_segment_size_mb, 20 by default"));
             }
-            settings.max_non_split_rounding = mib.saturating_mul(MIB);
+            settings.max_non_split_rounding = mib_to_bytes(mib);
         }
         "garbage_collection_threshold" => {
             let fraction = reader.float(key)?;
@@ -279,12 +325,38 @@ fn one_key(
             other => return Err(bad(key, other, "`native`: no other backend is modelled")),
         },
         _ => {
-            let value = reader.raw(key)?;
+            let value = carried(reader, key)?;
             settings.carried.retain(|(name, _)| name != key);
             settings.carried.push((key.to_owned(), value));
         }
     }
     Ok(())
+}
+
+/// The value of a key of the pinned host allocator, which is only carried; but a bad one is an error.
+fn carried(reader: &mut Reader<'_>, key: &str) -> Result<String, SettingsError> {
+    let at = reader.at;
+    match key {
+        "pinned_use_background_threads" | "pinned_use_cuda_host_register" | "pinned_free_catch_all" => {
+            reader.boolean(key)?;
+        }
+        "expandable_segments_reserve_by_class" => return reader.raw(key),
+        "pinned_num_register_threads" => {
+            let threads = reader.unsigned(key)?;
+            if !threads.is_power_of_two() || threads > 128 {
+                return Err(bad(key, &threads.to_string(), "a power of two, at most 128"));
+            }
+        }
+        "pinned_reserve_segment_size_mb" => {
+            if reader.unsigned(key)? == 0 {
+                return Err(bad(key, "0", "more than 0"));
+            }
+        }
+        _ => {
+            reader.unsigned(key)?;
+        }
+    }
+    Ok(reader.tokens[at].clone())
 }
 
 /// The minor release that brought a key.
@@ -313,6 +385,9 @@ fn roundup(table: &mut RoundupTable, reader: &mut Reader<'_>, key: &str) -> Resu
     reader.at += 1;
     let mut last = None;
     loop {
+        if reader.strict && reader.peek().is_none() {
+            return Ok(()); // the closing bracket may be missing
+        }
         let interval = reader.value(key)?.to_owned();
         if interval == "]" {
             return Ok(());
@@ -323,7 +398,7 @@ fn roundup(table: &mut RoundupTable, reader: &mut Reader<'_>, key: &str) -> Resu
             return Err(bad(key, &divisions.to_string(), EXPECTED));
         }
         if interval == ">" {
-            let from = last.map_or(0, |slot: usize| slot + usize::from(!reader.strict));
+            let from = last.unwrap_or(0) + usize::from(!reader.strict);
             table[from.min(ROUNDUP_SLOTS)..].fill(divisions);
         } else {
             let mib = leading_unsigned(&interval).filter(|mib| mib.is_power_of_two());
@@ -335,7 +410,7 @@ fn roundup(table: &mut RoundupTable, reader: &mut Reader<'_>, key: &str) -> Resu
             table[slot] = divisions;
             last = Some(slot);
         }
-        if reader.peek().is_some_and(|token| token != "]") {
+        if reader.peek() != Some("]") && (reader.strict || reader.peek().is_some()) {
             reader.separator(key, ',')?;
         }
     }
