@@ -204,8 +204,8 @@ const FakeCalls* fake_calls() { return &calls; }
 // ---- memory
 
 int cudaMalloc(void** out, size_t size) {
-  size = round_up(size, UNIT);
-  if (used + size > total) {
+  if (size <= total) size = round_up(size, UNIT);  // rounding up might wrap
+  if (size > total || used + size > total) {
     calls.malloc_oom++;
     return fail(OUT_OF_MEMORY);
   }

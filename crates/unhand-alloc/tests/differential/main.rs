@@ -9,6 +9,7 @@
 //! place of ours, to find where PyTorch itself changed.
 #![expect(clippy::print_stderr, reason = "a test that is skipped has to say so")]
 
+mod conf;
 mod generate;
 mod minimize;
 mod oracle;
@@ -22,6 +23,7 @@ use std::env;
 use std::fmt::Write as _;
 use std::hash::{BuildHasher as _, Hasher as _};
 
+use proptest::strategy::Strategy;
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
 use minimize::minimize;
@@ -87,7 +89,12 @@ fn compare(oracle: &mut Oracle, subject: &mut dyn Subject, script: &Script) -> R
 }
 
 /// Runs random scripts; the report of the smallest failing one.
-fn random(version: &str, cases: u32, most: usize, seed: u64) -> Result<Tally, String> {
+fn random(
+    version: &str,
+    cases: u32,
+    seed: u64,
+    scripts: &impl Strategy<Value = Script>,
+) -> Result<Tally, String> {
     let mut bytes = [0; 32];
     bytes[..8].copy_from_slice(&seed.to_le_bytes());
     let config = Config { cases, failure_persistence: None, max_shrink_iters: 0, ..Config::default() };
@@ -95,9 +102,9 @@ fn random(version: &str, cases: u32, most: usize, seed: u64) -> Result<Tally, St
     let theirs = RefCell::new(start(version));
     let ours = RefCell::new(subject(version));
     let tally = RefCell::new(Tally::default());
-    let result = runner.run(&generate::plan(most), |plan| {
+    let result = runner.run(scripts, |script| {
         let mut theirs = theirs.borrow_mut();
-        match compare(&mut theirs, ours.borrow_mut().as_mut(), &plan.script()) {
+        match compare(&mut theirs, ours.borrow_mut().as_mut(), &script) {
             Ok(outcome) => {
                 tally.borrow_mut().add(&outcome);
                 Ok(())
@@ -110,9 +117,9 @@ fn random(version: &str, cases: u32, most: usize, seed: u64) -> Result<Tally, St
         }
     });
     result.map(|()| *tally.borrow()).map_err(|error| match error {
-        TestError::Fail(difference, plan) => {
+        TestError::Fail(difference, script) => {
             // Lines fall away faster than proptest's steps would.
-            let (script, difference) = minimize(plan.script(), difference.to_string(), |script| {
+            let (script, difference) = minimize(script, difference.to_string(), |script| {
                 let mut theirs = theirs.borrow_mut();
                 let told = compare(&mut theirs, ours.borrow_mut().as_mut(), script).err();
                 if told.is_some() {
@@ -142,8 +149,19 @@ fn random_scripts_have_the_same_outcome() {
     let most = usize::try_from(number("UNHAND_ORACLE_STEPS", 150)).unwrap_or(150);
     let seed = seed();
     for_each_version(|version| {
-        let tally = random(version, cases, most, seed)?;
+        let tally = random(version, cases, seed, &generate::plan(most).prop_map(|plan| plan.script()))?;
         eprintln!("torch {version} agrees, seed {seed}: {tally}");
+        Ok(())
+    });
+}
+
+#[test]
+fn random_settings_are_read_alike() {
+    let cases = u32::try_from(number("UNHAND_ORACLE_CASES", 200)).unwrap_or(u32::MAX);
+    let seed = seed();
+    for_each_version(|version| {
+        let tally = random(version, cases, seed, &conf::script())?;
+        eprintln!("torch {version} reads the same settings, seed {seed}: {tally}");
         Ok(())
     });
 }

@@ -13,11 +13,12 @@ pub(crate) fn minimize(
     message: String,
     mut fails: impl FnMut(&Script) -> Option<String>,
 ) -> (Script, String) {
+    let proper = script.is_proper();
     let mut best = (script, message);
     let mut left = MOST_RUNS;
     let mut attempt = |best: &mut (Script, String), candidate: Script| {
         // A misuse would be another story than the one to be told.
-        if left == 0 || !candidate.is_proper() {
+        if left == 0 || (proper && !candidate.is_proper()) {
             return false;
         }
         left -= 1;

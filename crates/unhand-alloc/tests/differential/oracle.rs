@@ -115,8 +115,10 @@ fn step(line: &str, stats: &mut [i64]) -> Result<Step, String> {
         let index: usize = index.parse().map_err(|_| pair)?;
         *stats.get_mut(index).ok_or(pair)? = value.parse().map_err(|_| pair)?;
     }
+    let snapshot = if answer.starts_with("cfg ") { segments(answer) } else { Vec::new() };
     Ok(Step {
         answer: answer.to_owned(),
+        snapshot,
         stats: stats.to_vec(),
         trace: trace.split_whitespace().map(str::to_owned).collect(),
     })

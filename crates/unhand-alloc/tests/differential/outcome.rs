@@ -12,6 +12,8 @@ pub(crate) struct Step {
     pub(crate) stats: Vec<i64>,
     /// The trace entries this operation made, as `action:address:size:stream:pool_a:pool_b`.
     pub(crate) trace: Vec<String>,
+    /// Settings and segments, one line each, if the operation was to take a snapshot.
+    pub(crate) snapshot: Vec<String>,
 }
 
 /// Everything about one run.
@@ -200,6 +202,7 @@ pub(crate) fn first_difference(
         if theirs.stats.len() != our.stats.len() {
             let _ = writeln!(text, "  {} statistics, unhand has {}", theirs.stats.len(), our.stats.len());
         }
+        text += &snapshots_differ(&theirs.snapshot, &our.snapshot, unordered);
         if !text.is_empty() {
             let line = lines.get(at).map_or("?", String::as_str);
             return Some(format!("after line {} (`{line}`):\n{text}", at + 1));
@@ -208,25 +211,24 @@ pub(crate) fn first_difference(
     if oracle.steps.len() != ours.steps.len() {
         return Some(format!("{} answers, unhand gave {}", oracle.steps.len(), ours.steps.len()));
     }
+    let text = snapshots_differ(&oracle.snapshot, &ours.snapshot, unordered)
+        + &lists_differ("private pools", &oracle.pools, &ours.pools);
+    (!text.is_empty()).then(|| format!("at the end:\n{text}"))
+}
+
+fn snapshots_differ(theirs: &[String], ours: &[String], unordered: bool) -> String {
     let show = |lines: &[String]| -> Vec<String> {
         if unordered { lines.iter().map(|line| without_stale_sizes(line)).collect() } else { lines.to_vec() }
     };
-    for (what, theirs, our) in [
-        ("snapshot", show(&oracle.snapshot), show(&ours.snapshot)),
-        ("private pools", oracle.pools.clone(), ours.pools.clone()),
-    ] {
-        if theirs != our {
-            let only = |a: &[String], b: &[String]| -> String {
-                a.iter()
-                    .filter(|line| !b.contains(line))
-                    .fold(String::new(), |text, line| text + "\n    " + line)
-            };
-            return Some(format!(
-                "at the end, {what}:\n  only PyTorch:{}\n  only unhand:{}",
-                only(&theirs, &our),
-                only(&our, &theirs)
-            ));
-        }
+    lists_differ("snapshot", &show(theirs), &show(ours))
+}
+
+fn lists_differ(what: &str, theirs: &[String], ours: &[String]) -> String {
+    if theirs == ours {
+        return String::new();
     }
-    None
+    let only = |a: &[String], b: &[String]| -> String {
+        a.iter().filter(|line| !b.contains(line)).fold(String::new(), |text, line| text + "\n    " + line)
+    };
+    format!("  {what}, only PyTorch:{}\n  {what}, only unhand:{}\n", only(theirs, ours), only(ours, theirs))
 }

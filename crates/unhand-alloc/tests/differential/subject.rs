@@ -45,7 +45,8 @@ impl Subject for Ours {
             let trace = run.allocator.history().iter().map(entry).collect();
             run.clear_trace();
             run.allocator.validate().map_err(|violation| format!("after `{line}`: {violation}"))?;
-            outcome.steps.push(Step { answer, stats: self.stats(&run), trace });
+            let snapshot = if line == "snapshot" { run.snapshot() } else { Vec::new() };
+            outcome.steps.push(Step { answer, stats: self.stats(&run), trace, snapshot });
         }
         outcome.snapshot = run.snapshot();
         outcome.pools = pools(&run.allocator.memory_stats().reserved_by_private_pool);
