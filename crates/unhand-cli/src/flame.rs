@@ -25,7 +25,7 @@ pub(crate) struct Arguments {
     /// The snapshot, or `-` for stdin
     file: PathBuf,
 
-    /// What to write
+    /// What to write; `--json` means `speedscope`
     #[arg(long, value_name = "FORMAT", default_value = "folded", conflicts_with = "json")]
     format: Format,
 
