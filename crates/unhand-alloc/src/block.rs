@@ -129,6 +129,12 @@ impl Block {
         self.flags & (ALLOCATED | PENDING) == 0
     }
 
+    /// Idle, and memory is behind it: it is in a free set.
+    #[inline]
+    pub(crate) fn is_idle_and_mapped(&self) -> bool {
+        self.flags & (ALLOCATED | PENDING | MAPPED) == MAPPED
+    }
+
     #[inline]
     pub(crate) fn set_allocated(&mut self, on: bool) {
         self.set(ALLOCATED, on);

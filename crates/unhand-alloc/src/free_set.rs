@@ -18,12 +18,13 @@ const AGE_BITS: u32 = 28;
 pub(crate) const MAX_BLOCK_BYTES: u64 = (1 << (64 - AGE_BITS)) * MIN_BLOCK_SIZE - MIN_BLOCK_SIZE;
 /// log2 of the bins per power of two.
 const SUB_BITS: u32 = 6;
-/// A sorted list longer than this becomes a tree …
-const LIST_MOST: usize = 96;
+/// A sorted list longer than this becomes a tree …; moving some kilobytes is quicker than walking a tree that
+/// is not in the cache. Tests get to trees sooner.
+const LIST_MOST: usize = if cfg!(test) { 48 } else { 384 };
 /// … and a tree shorter than this a list again.
-const TREE_LEAST: usize = 24;
+const TREE_LEAST: usize = LIST_MOST / 2;
 /// In a list as short as this, walking beats a binary search.
-const SHORT: usize = 12;
+const SHORT: usize = 4;
 /// Words of 64 bins; [`MAX_BLOCK_BYTES`] is in the last.
 const WORDS: usize = 32;
 

@@ -113,7 +113,11 @@ impl<D: Device> DeviceAllocator<D> {
 
         let (mut split_change, mut split_bytes_change) = (0, 0);
         let mut merged = Merged { address, size, prev, next, segment_context: None };
-        if let Some(before) = prev.and_then(|prev| self.absorb(prev, stream, pool)) {
+        // Both neighbours are looked at before anything is done, so that the processor waits for them together.
+        let is_free = |id: &BlockId| self.arena[*id].is_idle_and_mapped();
+        let (free_prev, free_next) = (prev.filter(is_free), next.filter(is_free));
+        if let Some(prev) = free_prev {
+            let before = self.absorb(prev, stream, pool);
             split_change -= 1;
             split_bytes_change -= before.size.cast_signed();
             merged.address = before.address;
@@ -124,7 +128,8 @@ impl<D: Device> DeviceAllocator<D> {
                 self.arena[prev].next = Some(id);
             }
         }
-        if let Some(behind) = next.and_then(|next| self.absorb(next, stream, pool)) {
+        if let Some(next) = free_next {
+            let behind = self.absorb(next, stream, pool);
             split_change -= 1;
             split_bytes_change -= behind.size.cast_signed();
             merged.size += behind.size;
@@ -155,12 +160,8 @@ impl<D: Device> DeviceAllocator<D> {
     }
 
     /// Takes a free, mapped neighbour out of the free set and the arena; what it was. The caller mends the links.
-    #[inline]
-    fn absorb(&mut self, id: BlockId, stream: StreamIndex, pool: PoolIndex) -> Option<Merged> {
+    fn absorb(&mut self, id: BlockId, stream: StreamIndex, pool: PoolIndex) -> Merged {
         let block = &self.arena[id];
-        if !block.is_idle() || !block.is_mapped() {
-            return None;
-        }
         let age = if self.profile.ties_by_age { block.age } else { 0 };
         let key = FreeKey::new(block.size, age, block.address, id);
         let merged = Merged {
@@ -173,7 +174,7 @@ impl<D: Device> DeviceAllocator<D> {
         let found = self.pools[pool.0 as usize].free.remove(stream, key);
         debug_assert!(found, "a free block is in its pool's free set");
         self.arena.remove(id);
-        Some(merged)
+        merged
     }
 
     /// Lets `dst` absorb a free neighbour in the same state of mapping; returns the neighbour's bytes.
