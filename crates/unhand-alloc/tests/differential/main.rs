@@ -4,7 +4,7 @@
 //!
 //! Environment: `UNHAND_REQUIRE_ORACLE=1` makes a missing oracle a failure; `UNHAND_ORACLE_VERSIONS` names
 //! releases (default: all that are built); `UNHAND_ORACLE_CASES` is the number of scripts for each release
-//! (default 200), `UNHAND_ORACLE_STEPS` their greatest length (default 150), `UNHAND_ORACLE_SEED` the seed
+//! (default 2000, without optimisation 200), `UNHAND_ORACLE_STEPS` their greatest length (default 150), `UNHAND_ORACLE_SEED` the seed
 //! (default 0, `random` takes a new one). `UNHAND_ORACLE_AGAINST=2.14.1` compares with that release's library in
 //! place of ours, to find where PyTorch itself changed.
 #![expect(clippy::print_stderr, reason = "a test that is skipped has to say so")]
@@ -45,6 +45,11 @@ impl Subject for Oracle {
 
 fn number(name: &str, default: u64) -> u64 {
     env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
+}
+
+fn cases() -> u32 {
+    let default = if cfg!(debug_assertions) { 200 } else { 2000 };
+    u32::try_from(number("UNHAND_ORACLE_CASES", default)).unwrap_or(u32::MAX)
 }
 
 fn seed() -> u64 {
@@ -145,7 +150,7 @@ fn for_each_version(test: impl Fn(&str) -> Result<(), String> + Sync) {
 
 #[test]
 fn random_scripts_have_the_same_outcome() {
-    let cases = u32::try_from(number("UNHAND_ORACLE_CASES", 200)).unwrap_or(u32::MAX);
+    let cases = cases();
     let most = usize::try_from(number("UNHAND_ORACLE_STEPS", 150)).unwrap_or(150);
     let seed = seed();
     for_each_version(|version| {
@@ -157,7 +162,7 @@ fn random_scripts_have_the_same_outcome() {
 
 #[test]
 fn random_settings_are_read_alike() {
-    let cases = u32::try_from(number("UNHAND_ORACLE_CASES", 200)).unwrap_or(u32::MAX);
+    let cases = cases();
     let seed = seed();
     for_each_version(|version| {
         let tally = random(version, cases, seed, &conf::script())?;
