@@ -36,10 +36,11 @@ fn step(input: &mut Unstructured<'_>) -> arbitrary::Result<Step> {
         26 => Step::Limit { mib: u16::arbitrary(input)? % 512 },
         27 => Step::FreeNewest,
         28 => Step::Again { bytes: bytes(input)?, stream: u8::arbitrary(input)?, times: u8::arbitrary(input)? },
-        _ => match input.int_in_range(0..=3u8)? {
+        _ => match input.int_in_range(0..=4u8)? {
             0 => Step::EmptyPool { id: u8::arbitrary(input)? },
             1 => Step::Snapshot,
             2 => Step::ResetPeak,
+            3 => Step::MallocAt { nth: u16::arbitrary(input)?, bytes: bytes(input)?, offset: u16::arbitrary(input)? },
             _ => Step::Checkpoint { id: u8::arbitrary(input)? },
         },
     })

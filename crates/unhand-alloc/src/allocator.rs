@@ -6,6 +6,7 @@
 //! shortcut PyTorch does not have.
 
 mod allocate;
+mod at_address;
 mod checkpoint;
 mod free;
 mod grow;

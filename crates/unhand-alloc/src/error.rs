@@ -19,6 +19,14 @@ pub enum AllocError {
     /// The address was not handed out, or was freed already.
     #[error("invalid device pointer: `{0:#x}`")]
     InvalidPointer(u64),
+    /// A block was wanted at an address that is not free memory of its pool and stream.
+    #[error("no free memory for {bytes} bytes at `{address:#x}`")]
+    NotFree {
+        /// The address asked for.
+        address: u64,
+        /// Rounded bytes asked for.
+        bytes: u64,
+    },
     /// No device has this index.
     #[error("no such device: `{0}`")]
     NoSuchDevice(usize),

@@ -104,7 +104,7 @@ fn bin_of(units: u64) -> usize {
 enum Bin {
     /// Sorted from last to first, so that taking the first is a pop.
     List(Vec<FreeKey>),
-    Tree(Box<BTreeSet<FreeKey>>),
+    Tree(BTreeSet<FreeKey>),
 }
 
 /// Where in a sorted list `order` belongs: in front of all that come before it.
@@ -160,7 +160,7 @@ impl Bin {
     #[cold]
     fn turn_into_tree(&mut self) {
         if let Bin::List(list) = self {
-            *self = Bin::Tree(Box::new(std::mem::take(list).into_iter().collect()));
+            *self = Bin::Tree(std::mem::take(list).into_iter().collect());
         }
     }
 
@@ -190,7 +190,7 @@ impl Bin {
         let Bin::Tree(tree) = self else { return false };
         let found = tree.remove(&key);
         if tree.len() < TREE_LEAST {
-            *self = Bin::List(std::mem::take(&mut **tree).into_iter().rev().collect());
+            *self = Bin::List(std::mem::take(tree).into_iter().rev().collect());
         }
         found
     }
@@ -250,7 +250,7 @@ impl Bin {
     fn push_all(&self, into: &mut Vec<FreeKey>) {
         match self {
             Bin::List(list) => into.extend(list.iter().rev()),
-            Bin::Tree(tree) => into.extend(tree.iter()),
+            Bin::Tree(tree) => into.extend(tree),
         }
     }
 }

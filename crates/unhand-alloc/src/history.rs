@@ -25,6 +25,8 @@ pub enum Action {
     Snapshot,
     /// Out of memory; the address is the device's free bytes, the size the rounded request.
     Oom,
+    /// The program said something about a live block (2.14+); the size is the requested bytes.
+    Annotate,
 }
 
 impl Action {
@@ -40,6 +42,7 @@ impl Action {
             Action::SegmentUnmap => "segment_unmap",
             Action::Snapshot => "snapshot",
             Action::Oom => "oom",
+            Action::Annotate => "annotate",
         }
     }
 }

@@ -268,6 +268,27 @@ fn a_checkpoint_restores_the_layout_of_a_pool() {
 }
 
 #[test]
+fn a_block_can_be_had_at_an_exact_address() {
+    let mut allocator = allocator(1024, "", 15);
+    let whole = malloc!(allocator, 9 * MIB);
+    let base = whole.address();
+    free!(allocator, whole);
+    let there = allocator.malloc_at(Request::new(3 * MIB), base + 4 * MIB).expect("it is free");
+    allocator.validate().expect("consistent");
+    assert_eq!(there.address(), base + 4 * MIB);
+    let refused = allocator.malloc_at(Request::new(512), base + 4 * MIB);
+    assert_eq!(refused, Err(AllocError::NotFree { address: base + 4 * MIB, bytes: 512 }));
+    let odd = allocator.malloc_at(Request::new(2 * MIB), base + 100);
+    assert!(matches!(odd, Err(AllocError::NotFree { .. })));
+    let before = malloc!(allocator, 3 * MIB);
+    assert_eq!(before.address(), base, "the memory in front is free again");
+    free!(allocator, there);
+    free!(allocator, before);
+    allocator.empty_cache().expect("released");
+    assert_eq!(allocator.memory_reserved(), 0);
+}
+
+#[test]
 fn the_host_device_has_real_bytes_and_gives_them_back() {
     for conf in ["", "expandable_segments:True"] {
         let device = HostDevice::new(256 * MIB);

@@ -22,6 +22,8 @@ fn step() -> impl Strategy<Value = Step> {
         12 => (bytes(), 0..3u8).prop_map(|(bytes, stream)| Step::Malloc { bytes, stream }),
         8 => any::<u16>().prop_map(|nth| Step::Free { nth }),
         2 => any::<u16>().prop_map(|nth| Step::FreeByAddress { nth }),
+        1 => (any::<u16>(), bytes(), any::<u16>())
+            .prop_map(|(nth, bytes, offset)| Step::MallocAt { nth, bytes, offset }),
         3 => (any::<u16>(), 0..3u8).prop_map(|(nth, stream)| Step::RecordStream { nth, stream }),
         1 => (0..3u8).prop_map(|stream| Step::Busy { stream }),
         1 => (0..3u8).prop_map(|stream| Step::Idle { stream }),

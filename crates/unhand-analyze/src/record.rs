@@ -113,6 +113,7 @@ fn event(entry: &TraceEntry, stack: StackId, compile_context: StringId, names_po
             unhand_alloc::Action::SegmentUnmap => Action::SegmentUnmap,
             unhand_alloc::Action::Snapshot => Action::Snapshot,
             unhand_alloc::Action::Oom => Action::Oom,
+            unhand_alloc::Action::Annotate => Action::Annotate,
         },
         addr: entry.address,
         size: entry.size,

@@ -72,7 +72,7 @@ impl<D: Device> DeviceAllocator<D> {
     }
 
     #[inline]
-    fn pool_for(&self, size: u64, stream: crate::StreamId) -> PoolIndex {
+    pub(super) fn pool_for(&self, size: u64, stream: crate::StreamId) -> PoolIndex {
         let kind = PoolKind::of(size);
         if !self.diversions.is_empty()
             && let Some(private) = self.diverted(stream)
@@ -101,6 +101,18 @@ impl<D: Device> DeviceAllocator<D> {
             self.recent.forget();
             let free = &mut self.pools[search.pool.0 as usize].free;
             return Some(free.take_at_least(search.stream, search.size, |key| key.size() < too_large)?.id());
+        }
+        // A block with no pages to grow by is not stepped over: what follows is at least as large.
+        let arena = &self.arena;
+        let is_final = |key: FreeKey| {
+            let block = &arena[key.id()];
+            let can_grow = || block.next.is_some_and(|next| !arena[next].is_mapped());
+            key.size() < too_large && (block.expandable.is_none() || (search.expandable && !can_grow()))
+        };
+        let free = &mut self.pools[search.pool.0 as usize].free;
+        if let Some(key) = free.take_at_least(search.stream, search.size, is_final) {
+            self.recent.forget();
+            return Some(key.id());
         }
         let pool = self.pool(search.pool);
         let mut key = pool.free.at_least(search.stream, search.size)?;
@@ -144,7 +156,7 @@ impl<D: Device> DeviceAllocator<D> {
     }
 
     #[inline]
-    fn should_split(&self, id: BlockId, search: &Search) -> bool {
+    pub(super) fn should_split(&self, id: BlockId, search: &Search) -> bool {
         let block = &self.arena[id];
         let remaining = block.size - search.size;
         if remaining == 0 {

@@ -197,11 +197,11 @@ impl<D: Device> DeviceAllocator<D> {
             if self.recent.rest == Some(id) {
                 return None;
             }
-            if self.is_recent(id) {
-                if let Some(rest) = self.recent.rest {
-                    logical.size += self.arena[rest].size;
-                    logical.next = self.arena[rest].next;
-                }
+            if self.is_recent(id)
+                && let Some(rest) = self.recent.rest
+            {
+                logical.size += self.arena[rest].size;
+                logical.next = self.arena[rest].next;
             }
         }
         Some(logical)

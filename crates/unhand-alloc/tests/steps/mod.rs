@@ -16,6 +16,11 @@ pub(crate) enum Step {
         nth: u16,
     },
     FreeNewest,
+    MallocAt {
+        nth: u16,
+        bytes: u64,
+        offset: u16,
+    },
     FreeByAddress {
         nth: u16,
     },
@@ -140,6 +145,23 @@ fn apply(allocator: &mut DeviceAllocator<NullDevice>, live: &mut Vec<Live>, step
         Step::FreeNewest => {
             if let Some(gone) = live.pop() {
                 free(allocator, gone);
+            }
+        }
+        Step::MallocAt { nth, bytes, offset } => {
+            let free: Vec<u64> = allocator
+                .memory_snapshot()
+                .iter()
+                .flat_map(|segment| &segment.blocks)
+                .filter(|block| block.state == unhand_alloc::BlockState::Inactive)
+                .map(|block| block.address)
+                .collect();
+            if !free.is_empty() && bytes > 0 {
+                let address = free[nth as usize % free.len()] + u64::from(offset % 64) * 512;
+                if let Ok(allocation) = allocator.malloc_at(Request::new(bytes), address) {
+                    assert_eq!(allocation.address(), address);
+                    allocator.annotate(address, None).expect("it is live");
+                    live.push(Live { allocation, requested: bytes });
+                }
             }
         }
         Step::FreeByAddress { nth: which } => {
