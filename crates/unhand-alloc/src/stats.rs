@@ -12,9 +12,10 @@ use crate::size::PoolKind;
 pub struct Stat {
     /// Now.
     pub current: i64,
-    /// The most since the last [`reset_peak`](DeviceStats::reset_peak).
+    /// The most since the last [`reset_peak_memory_stats`](crate::DeviceAllocator::reset_peak_memory_stats).
     pub peak: i64,
-    /// All that was added since the last [`reset_accumulated`](DeviceStats::reset_accumulated).
+    /// All that was added since the last
+    /// [`reset_accumulated_memory_stats`](crate::DeviceAllocator::reset_accumulated_memory_stats).
     pub allocated: i64,
     /// All that was taken away since then.
     pub freed: i64,

@@ -48,9 +48,10 @@ fn one_thread(seed: u64, allocator: &CachingAllocator<NullDevice>, live: &[Mutex
     let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mut mine: Vec<(usize, unhand_alloc::Allocation)> = Vec::new();
     for step in 0..STEPS {
-        let device = usize::from(next(&mut random) % 2 == 0);
-        if mine.len() > 40 || (next(&mut random) % 3 == 0 && !mine.is_empty()) {
-            let (device, allocation) = mine.swap_remove(next(&mut random) as usize % mine.len());
+        let device = usize::from(next(&mut random).is_multiple_of(2));
+        if mine.len() > 40 || (next(&mut random).is_multiple_of(3) && !mine.is_empty()) {
+            let index = usize::try_from(next(&mut random) >> 32).expect("32 bits") % mine.len();
+            let (device, allocation) = mine.swap_remove(index);
             let mut ranges = live[device].lock().expect("not poisoned");
             ranges.remove(&address(allocation));
             allocator.free(device, allocation).expect("it is handed out");
