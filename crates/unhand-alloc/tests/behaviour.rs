@@ -79,6 +79,7 @@ fn an_oom_after_waiting_for_events_succeeds_when_repeated() {
 
 #[test]
 fn deferred_frees_come_before_the_next_allocation() {
+    use Action::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc};
     let side = StreamId(7);
     let mut allocator = allocator(1024, "", 15);
     let block = malloc!(allocator, 5 * MIB);
@@ -91,7 +92,6 @@ fn deferred_frees_come_before_the_next_allocation() {
     allocator.device_mut().set_idle(side);
     let again = malloc!(allocator, 5 * MIB);
     assert_eq!(again.address(), block.address());
-    use Action::{Alloc, FreeCompleted, FreeRequested, SegmentAlloc};
     assert_eq!(actions(&allocator), [SegmentAlloc, Alloc, FreeRequested, Alloc, FreeCompleted, Alloc]);
 }
 

@@ -139,12 +139,12 @@ fn apply(allocator: &mut DeviceAllocator<NullDevice>, live: &mut Vec<Live>, step
         },
         Step::Free { nth: which } => {
             if let Some(at) = nth(live, which) {
-                free(allocator, live.swap_remove(at));
+                free(allocator, &live.swap_remove(at));
             }
         }
         Step::FreeNewest => {
             if let Some(gone) = live.pop() {
-                free(allocator, gone);
+                free(allocator, &gone);
             }
         }
         Step::MallocAt { nth, bytes, offset } => {
@@ -196,7 +196,7 @@ fn apply(allocator: &mut DeviceAllocator<NullDevice>, live: &mut Vec<Live>, step
             let _ = allocator.release_pool(pool(id));
         }
         Step::EmptyPool { id } => {
-            allocator.empty_pool_cache(pool(id)).expect("the device takes everything back")
+            allocator.empty_pool_cache(pool(id)).expect("the device takes everything back");
         }
         Step::Settings { which } => {
             allocator.set_settings(CONFS[which as usize % CONFS.len()]).expect("valid everywhere");
@@ -219,7 +219,7 @@ fn apply(allocator: &mut DeviceAllocator<NullDevice>, live: &mut Vec<Live>, step
     }
 }
 
-fn free(allocator: &mut DeviceAllocator<NullDevice>, gone: Live) {
+fn free(allocator: &mut DeviceAllocator<NullDevice>, gone: &Live) {
     allocator.free(gone.allocation).expect("it is handed out");
     assert!(allocator.free(gone.allocation).is_err(), "a second free is refused");
 }
