@@ -141,7 +141,12 @@ fn driver() -> Option<PathBuf> {
         .filter_map(|entry| Some(entry.ok()?.path().join("driver")))
         .filter(|path| path.is_file())
         .collect();
-    found.sort();
+    // By number: 2.15 is newer than 2.9.
+    let version = |path: &PathBuf| -> Vec<u32> {
+        let folder = path.parent().and_then(Path::file_name).unwrap_or_default().to_string_lossy().into_owned();
+        folder.split('.').map(|part| part.parse().unwrap_or(0)).collect()
+    };
+    found.sort_by_key(version);
     found.pop()
 }
 
