@@ -37,7 +37,7 @@ impl Sizes {
     fn size(&mut self) -> u64 {
         let draw = self.draw();
         let power = 1u64 << (9 + (draw >> 48) % 13);
-        power + draw % power
+        power + (draw & (power - 1))
     }
 }
 
