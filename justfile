@@ -46,9 +46,7 @@ bench:
 
 # Long runs: the allocator beside PyTorch's own, then both fuzz targets for SECONDS each
 fuzz seconds="600":
-    UNHAND_REQUIRE_ORACLE=1 UNHAND_ORACLE_SEED=random UNHAND_ORACLE_CASES=20000 cargo test --release -p unhand-alloc --test differential
-    cargo +nightly fuzz run --sanitizer none allocator -- -max_len=4096 -max_total_time={{seconds}}
-    cargo +nightly fuzz run pickle -- -dict=fuzz/pickle.dict -max_total_time={{seconds}}
+    UNHAND_REQUIRE_ORACLE=1 UNHAND_ORACLE_SEED=random UNHAND_ORACLE_CASES=20000 cargo test --release -p unhand-alloc --test differential && cargo +nightly fuzz run --sanitizer none allocator -- -max_len=4096 -max_total_time={{seconds}} && cargo +nightly fuzz run pickle -- -dict=fuzz/pickle.dict -max_total_time={{seconds}}
 
 # The reference of the crates
 docs:
