@@ -20,6 +20,7 @@ const UNSAFE_FILES: &[&str] = &[
     "crates/unhand-standin/src/sys.rs",
     // Moves bytes between a program's addresses, calls its functions, unmaps what it gives back.
     "crates/unhand-standin/src/gpu/copy.rs",
+    "crates/unhand-standin/src/gpu/emulate.rs",
     "crates/unhand-standin/src/entry/runtime_graph.rs",
     "crates/unhand-standin/src/entry/runtime_launch.rs",
     "crates/unhand-standin/src/entry/runtime_memory.rs",

@@ -22,6 +22,8 @@ pub const CUDA: &str = "UNHAND_STANDIN_CUDA";
 pub const CUDNN: &str = "UNHAND_STANDIN_CUDNN";
 /// The NCCL version the wheel was built with, as `22809` for 2.28.9.
 pub const NCCL: &str = "UNHAND_STANDIN_NCCL";
+/// Tensors up to this many bytes get the values that known kernels would give them; 0 turns that off.
+pub const VALUES: &str = "UNHAND_STANDIN_VALUES";
 /// A file to which calls without an effect, and kernels whose values are not computed, are written at exit.
 pub const LOG: &str = "UNHAND_STANDIN_LOG";
 
@@ -51,6 +53,8 @@ pub struct Config {
     pub cudnn_version: i32,
     /// 10000 × major + 100 × minor + patch.
     pub nccl_version: i32,
+    /// Up to which size values are computed where the kernel is known.
+    pub values_bytes: u64,
     /// Where to write what had no effect.
     pub log: Option<String>,
 }
@@ -75,6 +79,7 @@ impl Config {
             cuda_version: version(CUDA, 13_000),
             cudnn_version: version(CUDNN, 91_900),
             nccl_version: version(NCCL, 22_809),
+            values_bytes: number(VALUES).unwrap_or(1 << 20),
             log: get(LOG).filter(|path| !path.is_empty()),
         }
     }
@@ -122,9 +127,15 @@ mod tests {
             COPIES => Some("0".into()),
             _ => None,
         });
-        assert_eq!((config.memory_bytes, config.profile.name, config.n_devices), (24 << 30, "t4", MAX_DEVICES));
+        assert_eq!(
+            (config.memory_bytes, config.profile.name, config.n_devices),
+            (24 << 30, "t4", MAX_DEVICES)
+        );
         assert_eq!((config.cuda_major(), config.does_copy), (12, false));
-        assert_eq!((parse_bytes("7MB"), parse_bytes(""), parse_bytes("512MiB")), (None, None, Some(512 << 20)));
+        assert_eq!(
+            (parse_bytes("7MB"), parse_bytes(""), parse_bytes("512MiB")),
+            (None, None, Some(512 << 20))
+        );
         assert_eq!(parse_bytes("99999999999999 TiB"), None);
     }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod capture;
 pub(crate) mod copy;
+pub(crate) mod emulate;
 pub(crate) mod graph;
 pub(crate) mod host;
 pub(crate) mod kernels;

@@ -153,7 +153,8 @@ pub fn prepare(plan: &Plan, cache: &Path) -> Result<Prepared, Error> {
 
 fn environment(plan: &Plan, folder: &Path) -> Vec<(String, String)> {
     let names = [CORE].into_iter().chain(plan.libraries.iter().map(|library| library.name.as_str()));
-    let mut preload: Vec<String> = names.map(|name| folder.join(name).to_string_lossy().into_owned()).collect();
+    let mut preload: Vec<String> =
+        names.map(|name| folder.join(name).to_string_lossy().into_owned()).collect();
     preload.extend(std::env::var("LD_PRELOAD").ok().filter(|before| !before.is_empty()));
     let mut environment = vec![
         ("LD_PRELOAD".to_owned(), preload.join(":")),

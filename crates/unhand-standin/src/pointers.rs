@@ -67,11 +67,6 @@ impl<T> Out<T> {
     {
         In(self.0.cast_const()).get()
     }
-
-    /// The address itself.
-    pub(crate) fn address(self) -> u64 {
-        self.0 as u64
-    }
 }
 
 impl Out<c_char> {
@@ -115,10 +110,6 @@ impl<T: Copy> In<T> {
     /// The `index`-th of several; the caller's contract says how many there are.
     pub(crate) fn at(self, index: usize) -> In<T> {
         if self.0.is_null() { self } else { In(self.0.wrapping_add(index)) }
-    }
-
-    pub(crate) fn is_null(self) -> bool {
-        self.0.is_null()
     }
 }
 

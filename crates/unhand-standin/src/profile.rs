@@ -47,12 +47,16 @@ impl Profile {
 
     /// Shared memory that one block can ask for: all but the 1 KiB the system keeps, and on Turing all of it.
     pub fn shared_bytes_opt_in(&self) -> i32 {
-        if self.capability.0 < 8 { self.shared_bytes_per_multiprocessor } else { self.shared_bytes_per_multiprocessor - 1024 }
+        if self.capability.0 < 8 {
+            self.shared_bytes_per_multiprocessor
+        } else {
+            self.shared_bytes_per_multiprocessor - 1024
+        }
     }
 }
 
 /// Hopper; measured.
-pub static H200: Profile = Profile {
+pub(crate) static H200: Profile = Profile {
     name: "h200",
     device_name: "NVIDIA H200 (unhand stand-in)",
     memory_bytes: 150_109_880_320,

@@ -34,7 +34,8 @@ impl Arena {
     pub(crate) fn reserve(bytes: u64, align: u64) -> Option<Arena> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a new mapping at an address of the kernel's choice touches nothing that exists.
-        let mapped = unsafe { libc::mmap(ptr::null_mut(), length(bytes + align), libc::PROT_NONE, flags, -1, 0) };
+        let mapped =
+            unsafe { libc::mmap(ptr::null_mut(), length(bytes + align), libc::PROT_NONE, flags, -1, 0) };
         if mapped == libc::MAP_FAILED {
             return None;
         }
@@ -77,8 +78,9 @@ impl Arena {
         }
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: the range lies in this arena, where no Rust reference points; the file is open while `memory` is.
-        let mapped =
-            unsafe { libc::mmap(pointer(address), length(bytes), libc::PROT_NONE, flags, memory.file, offset) };
+        let mapped = unsafe {
+            libc::mmap(pointer(address), length(bytes), libc::PROT_NONE, flags, memory.file, offset)
+        };
         mapped != libc::MAP_FAILED
     }
 
@@ -88,7 +90,8 @@ impl Arena {
             return self.commit(address, bytes);
         }
         // SAFETY: as in `commit`.
-        self.contains(address, bytes) && unsafe { libc::mprotect(pointer(address), length(bytes), libc::PROT_NONE) == 0 }
+        self.contains(address, bytes)
+            && unsafe { libc::mprotect(pointer(address), length(bytes), libc::PROT_NONE) == 0 }
     }
 
     /// Makes whole pages of committed private memory read as zero again, without touching them.
@@ -117,7 +120,9 @@ impl SharedMemory {
 
     /// Drops what is in a part of it: it reads as zero and costs nothing.
     pub(crate) fn discard(&self, offset: u64, bytes: u64) {
-        let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else { return };
+        let (Ok(offset), Ok(bytes)) = (libc::off_t::try_from(offset), libc::off_t::try_from(bytes)) else {
+            return;
+        };
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: the file is ours and open. Failure leaves old bytes, as a real device does.
         unsafe { libc::fallocate(self.file, mode, offset, bytes) };
@@ -249,7 +254,9 @@ mod tests {
         let memory = SharedMemory::new(1 << 40).expect("a file in memory");
         let (first, second) = (arena.base, arena.base + 8 * MIB);
         for address in [first, second] {
-            assert!(arena.map(address, 2 * MIB, &memory, 4 * MIB) && arena.set_access(address, 2 * MIB, true));
+            assert!(
+                arena.map(address, 2 * MIB, &memory, 4 * MIB) && arena.set_access(address, 2 * MIB, true)
+            );
         }
         // SAFETY: mapped with access above.
         unsafe { fill(first, 0x0102_0304, 4, 2) };

@@ -29,7 +29,10 @@ pub struct Torch {
 /// How names of NVIDIA's libraries begin.
 const LIBRARIES: &[&str] = &["libcu", "libnv", "libnccl"];
 /// How names of functions begin that are asked for without saying in which library.
-const FUNCTIONS: &[&str] = &["cuda", "cublas", "cudnn", "cufft", "curand", "cusolver", "cusparse", "cupti", "nccl", "nvml", "nvrtc", "nvshmem", "nvtx"];
+const FUNCTIONS: &[&str] = &[
+    "cuda", "cublas", "cudnn", "cufft", "curand", "cusolver", "cusparse", "cupti", "nccl", "nvml", "nvrtc",
+    "nvshmem", "nvtx",
+];
 
 /// Asks an interpreter where its PyTorch is, without importing it.
 ///
@@ -38,7 +41,8 @@ const FUNCTIONS: &[&str] = &["cuda", "cublas", "cudnn", "cufft", "curand", "cuso
 pub fn find(python: &str) -> Result<PathBuf, Error> {
     const PROGRAM: &str = "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')";
     let fail = |message: String| Error::Python { python: python.to_owned(), message };
-    let output = Command::new(python).args(["-c", PROGRAM]).output().map_err(|error| fail(error.to_string()))?;
+    let output =
+        Command::new(python).args(["-c", PROGRAM]).output().map_err(|error| fail(error.to_string()))?;
     let folder = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     if !output.status.success() {
         return Err(fail(String::from_utf8_lossy(&output.stderr).trim().to_owned()));
@@ -96,7 +100,8 @@ fn collect(needs: &Needs, own: &BTreeSet<String>, torch: &mut Torch) {
 
 /// `cuMemCreate`, `ncclAllReduce`, and not `customFunction`.
 fn is_nvidia_function(name: &str) -> bool {
-    let is_driver = name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
+    let is_driver =
+        name.strip_prefix("cu").is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_uppercase()));
     is_driver || FUNCTIONS.iter().any(|start| name.starts_with(start))
 }
 
@@ -140,9 +145,9 @@ fn read_metadata(folder: &Path, torch: &mut Torch) {
     let Some(parent) = folder.parent() else { return };
     let plain = torch.version.clone();
     let short = plain.split('+').next().unwrap_or_default().to_owned();
-    let text = [plain, short]
-        .iter()
-        .find_map(|version| std::fs::read_to_string(parent.join(format!("torch-{version}.dist-info/METADATA"))).ok());
+    let text = [plain, short].iter().find_map(|version| {
+        std::fs::read_to_string(parent.join(format!("torch-{version}.dist-info/METADATA"))).ok()
+    });
     let Some(text) = text else { return };
     for line in text.lines().filter_map(|line| line.strip_prefix("Requires-Dist: ")) {
         let Some((name, rest)) = line.split_once("==") else { continue };
@@ -175,7 +180,9 @@ mod tests {
 
     #[test]
     fn reads_versions_from_what_the_build_left() {
-        let folder = folder_with("__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n");
+        let folder = folder_with(
+            "__version__ = '2.11.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n",
+        );
         let metadata = folder.path().join("torch-2.11.0.dist-info");
         std::fs::create_dir(&metadata).expect("made");
         let text = "Name: torch\nRequires-Dist: nvidia-cudnn-cu13==9.19.0.56; platform_system == \"Linux\"\n";
@@ -184,7 +191,10 @@ mod tests {
         let torch_folder = folder.path().join("torch");
         read_version(&torch_folder, &mut torch).expect("CUDA 13.0");
         read_metadata(&torch_folder, &mut torch);
-        assert_eq!((torch.cuda_version, torch.cudnn_version, torch.nccl_version), (13_000, Some(91_900), None));
+        assert_eq!(
+            (torch.cuda_version, torch.cudnn_version, torch.nccl_version),
+            (13_000, Some(91_900), None)
+        );
     }
 
     #[test]

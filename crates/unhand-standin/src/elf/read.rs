@@ -125,7 +125,8 @@ fn version_needs(entries: &[u8], texts: &[u8], needs: &mut Needs) -> io::Result<
         let mut inner = at + index(number(entries, at + 8, 4)?)?;
         for _ in 0..number(entries, at + 2, 2)? {
             let version = text(texts, number(entries, inner + 8, 4)?)?;
-            let number_of = u16::try_from(number(entries, inner + 6, 2)?).map_err(|_| damaged("a version"))?;
+            let number_of =
+                u16::try_from(number(entries, inner + 6, 2)?).map_err(|_| damaged("a version"))?;
             needs.versions.entry(library.clone()).or_default().push(version.clone());
             versions.insert(number_of & !HIDDEN, (library.clone(), version));
             inner += index(number(entries, inner + 12, 4)?)?;
@@ -148,7 +149,8 @@ fn part(file: &File, offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
 
 /// A little-endian number of up to 8 bytes.
 fn number(bytes: &[u8], at: usize, width: usize) -> io::Result<u64> {
-    let bytes = at.checked_add(width).and_then(|end| bytes.get(at..end)).ok_or_else(|| damaged("it is cut short"))?;
+    let bytes =
+        at.checked_add(width).and_then(|end| bytes.get(at..end)).ok_or_else(|| damaged("it is cut short"))?;
     Ok(bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
 }
 

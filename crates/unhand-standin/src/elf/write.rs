@@ -154,14 +154,16 @@ impl Library {
     }
 
     fn version_index(&self) -> Vec<u8> {
-        let functions = self.functions.iter().map(|function| self.version_number(function.version.as_deref()));
+        let functions =
+            self.functions.iter().map(|function| self.version_number(function.version.as_deref()));
         // The null symbol is local, the import has no version of ours.
         [0, 1].into_iter().chain(functions).flat_map(u16::to_le_bytes).collect()
     }
 
     /// The base version, which is the library's name, and its own.
     fn version_definitions(&self, names: &mut Names) -> (Vec<u8>, usize) {
-        let all: Vec<&str> = [self.name.as_str()].into_iter().chain(self.versions.iter().map(String::as_str)).collect();
+        let all: Vec<&str> =
+            [self.name.as_str()].into_iter().chain(self.versions.iter().map(String::as_str)).collect();
         let mut definitions = Vec::new();
         for (index, version) in all.iter().enumerate() {
             let flags: u16 = if index == 0 { 1 } else { 0 };
@@ -244,9 +246,10 @@ impl Parts {
         let at = HEADER + index * SEGMENT;
         self.put(at, &kind.to_le_bytes());
         self.put(at + 4, &access.to_le_bytes());
-        for (field, value) in [start, start, start, end - start, end - start, if kind == 1 { PAGE } else { 8 }]
-            .into_iter()
-            .enumerate()
+        for (field, value) in
+            [start, start, start, end - start, end - start, if kind == 1 { PAGE } else { 8 }]
+                .into_iter()
+                .enumerate()
         {
             self.put(at + 8 + field * 8, &wide(value));
         }
@@ -297,7 +300,12 @@ mod tests {
             name: "libx.so.1".into(),
             needs: vec!["liby.so".into()],
             versions: vec!["X_1".into()],
-            functions: vec![Function { name: "f".into(), version: Some("X_1".into()), code: vec![0xc3], patches: vec![] }],
+            functions: vec![Function {
+                name: "f".into(),
+                version: Some("X_1".into()),
+                code: vec![0xc3],
+                patches: vec![],
+            }],
             import: "g".into(),
             texts: vec![0],
         };

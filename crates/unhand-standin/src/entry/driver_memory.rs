@@ -17,7 +17,7 @@ use crate::pointers::{In, Out};
 #[derive(Clone, Copy)]
 struct AllocationProperties {
     kind: c_int,
-    handle_types: c_int,
+    _handle_types: c_int,
     location_kind: c_int,
     device: c_int,
     unused: u64,
@@ -78,10 +78,8 @@ entries! { plain:
         if properties.location_kind != ON_DEVICE {
             return Err(Code::NOT_SUPPORTED);
         }
-        // A handle that can be exported; files and fabric lead to other processes, and no device is shared.
-        if properties.handle_types != 0 {
-            return Err(Code::NOT_SUPPORTED);
-        }
+        // Kinds of handles to export are accepted, as PyTorch asks for one whether or not it will export; an
+        // export is refused.
         let mut gpu = gpu();
         gpu.device(properties.device)?;
         let index = usize::try_from(properties.device).map_err(|_| Code::INVALID_DEVICE)?;
@@ -144,7 +142,7 @@ entries! { plain:
         let device = c_int::try_from(device).unwrap_or(0);
         properties.set(AllocationProperties {
             kind: 1,
-            handle_types: 0,
+            _handle_types: 0,
             location_kind: ON_DEVICE,
             device,
             unused: 0,
@@ -213,11 +211,14 @@ fn pointer_attribute(value: Out<u64>, number: c_int, address: u64) -> Outcome {
             value.set(range.map_or(address, |(start, _)| start))
         }
         // Managed memory; the device's number; start and size of the range.
-        8 => value.cast::<c_int>().set(c_int::from(host.is_some_and(|range| range.origin == Origin::Managed))),
+        8 => {
+            value.cast::<c_int>().set(c_int::from(host.is_some_and(|range| range.origin == Origin::Managed)))
+        }
         9 => value.cast::<c_int>().set(ordinal),
         11 | 12 => {
             let range = device.and_then(|device| gpu.devices[device].range_of(address));
-            let (start, bytes) = range.or(host.map(|range| (range.start, range.bytes))).unwrap_or((address, 0));
+            let (start, bytes) =
+                range.or(host.map(|range| (range.start, range.bytes))).unwrap_or((address, 0));
             value.set(if number == 11 { start } else { bytes })
         }
         _ => Err(Code::NOT_SUPPORTED),

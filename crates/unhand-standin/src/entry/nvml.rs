@@ -79,19 +79,19 @@ entries! { plain:
     fn nvmlDeviceGetCount_v2(count: Out<c_uint>) {
         count.set(c_uint::try_from(gpu().devices.len()).unwrap_or(0))
     }
-    fn nvmlDeviceGetHandleByIndex(device: Out<u64>, index: c_uint) {
+    fn nvmlDeviceGetHandleByIndex(index: c_uint, device: Out<u64>) {
         by_index(device, index)
     }
-    fn nvmlDeviceGetHandleByIndex_v2(device: Out<u64>, index: c_uint) {
+    fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, device: Out<u64>) {
         by_index(device, index)
     }
-    fn nvmlDeviceGetHandleByPciBusId_v2(device: Out<u64>, text: Text) {
+    fn nvmlDeviceGetHandleByPciBusId_v2(text: Text, device: Out<u64>) {
         let text = text.get().ok_or(INVALID_ARGUMENT)?.to_string_lossy().to_uppercase();
         // NVML writes the domain with eight digits, CUDA with four; both are accepted.
         let found = (0..gpu().devices.len()).find(|index| text.ends_with(pci_bus_id(*index).as_str()));
         device.set(DEVICES + found.ok_or(NOT_FOUND)? as u64)
     }
-    fn nvmlDeviceGetHandleByUUID(device: Out<u64>, text: Text) {
+    fn nvmlDeviceGetHandleByUUID(text: Text, device: Out<u64>) {
         let text = text.get().ok_or(INVALID_ARGUMENT)?.to_string_lossy().into_owned();
         let found = (0..gpu().devices.len()).find(|index| uuid_text(*index) == text);
         device.set(DEVICES + found.ok_or(NOT_FOUND)? as u64)

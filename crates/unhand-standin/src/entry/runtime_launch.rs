@@ -1,5 +1,8 @@
 //! The runtime about kernels: registration by the compiler's code, attributes, occupancy, launches.
-#![allow(unsafe_code, reason = "keeps names that lie in the read-only data of the libraries that register them")]
+#![allow(
+    unsafe_code,
+    reason = "keeps names that lie in the read-only data of the libraries that register them"
+)]
 
 use std::ffi::{c_int, c_uint};
 

@@ -80,7 +80,12 @@ pub(crate) fn exchange_mode(mode: Mode) -> Mode {
 
 impl Gpu {
     /// `cudaStreamBeginCapture`, into a new graph or, after given nodes, into one that exists.
-    pub(crate) fn begin_capture(&mut self, handle: u64, mode: Mode, into: Option<(u64, Vec<u64>)>) -> Outcome {
+    pub(crate) fn begin_capture(
+        &mut self,
+        handle: u64,
+        mode: Mode,
+        into: Option<(u64, Vec<u64>)>,
+    ) -> Outcome {
         let key = self.streams.key(handle, current_device())?;
         if Streams::is_default(key) {
             return Err(Code::CAPTURE_UNSUPPORTED);

@@ -44,7 +44,9 @@ impl Gpu {
     /// Whether the device ranges that work touches exist. Addresses outside every device are the program's own
     /// memory, and believed.
     pub(crate) fn check(&self, work: &Work) -> Outcome {
-        let rows = |address: u64, pitch: u64, bytes: u64, n_rows: u64| (address, pitch * n_rows.saturating_sub(1) + bytes);
+        let rows = |address: u64, pitch: u64, bytes: u64, n_rows: u64| {
+            (address, pitch * n_rows.saturating_sub(1) + bytes)
+        };
         let ranges = match *work {
             Work::Copy { target, source, bytes } => [(target, bytes), (source, bytes)],
             Work::CopyRows { target, target_pitch, source, source_pitch, bytes, n_rows } => {
@@ -122,7 +124,14 @@ fn fill(target: u64, pattern: u32, width: u64, count: u64) {
     for (address, bytes) in parts {
         // SAFETY: the range was checked to be live, or is the program's own and it vouches for it by calling
         // `cudaMemset`; parts of a zero fill are zero, too.
-        unsafe { sys::fill(address, pattern, if can_drop { 1 } else { width }, if can_drop { bytes } else { bytes / width.max(1) }) };
+        unsafe {
+            sys::fill(
+                address,
+                pattern,
+                if can_drop { 1 } else { width },
+                if can_drop { bytes } else { bytes / width.max(1) },
+            )
+        };
     }
 }
 

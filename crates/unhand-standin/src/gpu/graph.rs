@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::kernels::Effect;
+use super::emulate::Effect;
 use crate::code::{Code, Outcome};
 
 const FIRST_HANDLE: u64 = 0x6000_0000;

@@ -93,6 +93,9 @@ mod tests {
         assert_eq!(host.register(0x10_fff, 1, 0), Err(Code::HOST_ALREADY_REGISTERED));
         assert!(host.find(0x10_fff).is_some() && host.find(0x11_000).is_none());
         assert_eq!(host.take(0x10_000), Err(Code::INVALID_VALUE));
-        assert_eq!((host.unregister(0x10_001), host.unregister(0x10_000)), (Err(Code::HOST_NOT_REGISTERED), Ok(())));
+        assert_eq!(
+            (host.unregister(0x10_001), host.unregister(0x10_000)),
+            (Err(Code::HOST_NOT_REGISTERED), Ok(()))
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! Kernels and variables that libraries register, by name; and for a few kernels, what they do.
+//! Kernels and variables that libraries register, by name.
 
 use std::collections::HashMap;
 use std::ffi::CStr;
@@ -51,20 +51,4 @@ impl Kernels {
         self.last_handle += 0x40;
         0x7000_0000 + self.last_handle
     }
-}
-
-/// What a kernel does to memory.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Effect {}
-
-impl Effect {
-    /// Does it.
-    pub(crate) fn apply(&self) {
-        match *self {}
-    }
-}
-
-/// What a launch of a kernel with these arguments does, if we know.
-pub(crate) fn effect(_name: &CStr, _arguments: u64) -> Option<Effect> {
-    None
 }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 
 use super::copy::submit;
 use super::graph::Work;
-use super::{gpu, log};
+use super::{emulate, gpu, log};
 use crate::code::{Code, Outcome};
 
 /// Threads or blocks in three directions, as C passes them.
@@ -45,7 +45,7 @@ pub(crate) fn launch(kernel: u64, configuration: &Configuration, arguments: u64)
         return Err(Code::INVALID_CONFIGURATION);
     }
     let name = gpu().kernels.name(kernel);
-    let effect = name.and_then(|name| super::kernels::effect(name, arguments));
+    let effect = name.and_then(|name| emulate::effect(name, arguments, u64::from(configuration.grid.x)));
     if effect.is_none() {
         log::kernel(name);
     }

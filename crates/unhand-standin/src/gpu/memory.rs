@@ -205,7 +205,11 @@ impl DeviceMemory {
     pub(crate) fn unmap(&mut self, address: u64, bytes: u64) -> Result<Vec<u64>, Code> {
         let starts = self.mapped(address, bytes)?;
         self.arena.discard(address, bytes);
-        Ok(starts.iter().filter_map(|start| self.mappings.remove(start)).map(|mapping| mapping.handle).collect())
+        Ok(starts
+            .iter()
+            .filter_map(|start| self.mappings.remove(start))
+            .map(|mapping| mapping.handle)
+            .collect())
     }
 
     /// The handle mapped at an address, and where its mapping begins.

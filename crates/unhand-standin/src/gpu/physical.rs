@@ -34,7 +34,12 @@ struct Handle {
 
 impl Physical {
     /// `cuMemCreate`
-    pub(crate) fn create(&mut self, device: &mut DeviceMemory, index: usize, bytes: u64) -> Result<u64, Code> {
+    pub(crate) fn create(
+        &mut self,
+        device: &mut DeviceMemory,
+        index: usize,
+        bytes: u64,
+    ) -> Result<u64, Code> {
         if bytes == 0 || grain(bytes) != bytes {
             return Err(Code::INVALID_VALUE);
         }

@@ -162,8 +162,7 @@ impl Streams {
         self.submit(key)?;
         let n_submitted = self.get(key)?.n_submitted;
         let event = self.events.get_mut(&event).ok_or(Code::INVALID_HANDLE)?;
-        event.recorded =
-            Some(Record { stream: key, n_submitted, at: Instant::now(), was_waited_for: false });
+        event.recorded = Some(Record { stream: key, n_submitted, at: Instant::now(), was_waited_for: false });
         event.captured = None;
         Ok(())
     }
@@ -199,7 +198,9 @@ impl Streams {
     /// `cudaEventElapsedTime`, in milliseconds.
     pub(crate) fn elapsed_ms(&self, start: u64, end: u64) -> Result<f32, Code> {
         let (first, last) = (self.event(start)?, self.event(end)?);
-        let (Some(from), Some(to)) = (first.recorded, last.recorded) else { return Err(Code::INVALID_HANDLE) };
+        let (Some(from), Some(to)) = (first.recorded, last.recorded) else {
+            return Err(Code::INVALID_HANDLE);
+        };
         if !first.has_timing || !last.has_timing {
             return Err(Code::INVALID_HANDLE);
         }

@@ -66,7 +66,8 @@ impl Network {
 
     fn elements(&self) -> u64 {
         let matrices: u64 = (0..self.n_pseudo_layers()).map(|layer| self.matrix_elements(layer)).sum();
-        let biases = if self.has_bias { self.n_pseudo_layers() * 2 * self.n_gates() * self.hidden } else { 0 };
+        let biases =
+            if self.has_bias { self.n_pseudo_layers() * 2 * self.n_gates() * self.hidden } else { 0 };
         matrices + biases
     }
 
@@ -207,7 +208,12 @@ mod tests {
 
     #[test]
     fn parts_fill_the_buffer_without_gap_or_overlap() {
-        for network in [lstm(true), lstm(false), Network { projected: 5, ..lstm(true) }, Network { cell: 3, ..lstm(true) }] {
+        for network in [
+            lstm(true),
+            lstm(false),
+            Network { projected: 5, ..lstm(true) },
+            Network { cell: 3, ..lstm(true) },
+        ] {
             let mut next = 0;
             for layer in 0..network.n_pseudo_layers() {
                 for index in 0.. {
