@@ -19,6 +19,7 @@ use crate::sys;
 pub(crate) use elementwise::Elementwise;
 pub(crate) use reduce::Reduce;
 pub(crate) use select::Select;
+use values::Type;
 
 /// What a launch does to memory.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,11 +46,11 @@ pub(crate) fn effect(name: &CStr, arguments: u64, n_blocks: u64) -> Option<Effec
     if !name.contains("2at6native") && !name.contains("14at_cuda_detail") {
         return None;
     }
-    if name.contains("nll_loss_forward") {
-        // Output, then total weight: the loss of most language models.
-        let places =
-            [0, 1].into_iter().filter_map(|index| arguments.word(index, 0)).filter(|place| *place != 0);
-        return Some(Effect::Zero(places.map(|place| (place, 2)).collect()));
+    if let Some((_, rest)) = name.split_once("nll_loss_forward_reduce_cuda_kernel_") {
+        // Output, then total weight: the loss of most language models. After the number of dimensions comes the type.
+        let (kind, _) = Type::mangled(rest.get(3..)?)?;
+        let places = [0, 1].into_iter().filter_map(|index| arguments.word(index, 0)).filter(|place| *place != 0);
+        return Some(Effect::Zero(places.map(|place| (place, kind.bytes())).collect()));
     }
     None.or_else(|| elementwise::parse(name, &arguments).map(Effect::Elementwise))
         .or_else(|| select::parse(name, &arguments, n_blocks).map(Effect::Select))

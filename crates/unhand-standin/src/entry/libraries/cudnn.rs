@@ -14,6 +14,7 @@ const BAD_PARAMETER: Code = Code(2000);
 /// The attributes that have an answer of their own, by cuDNN's numbers.
 const ENGINEHEUR_RESULTS: c_int = 202;
 const ENGINECFG_ENGINE: c_int = 300;
+const ENGINECFG_SHARED_MEMORY_USED: c_int = 304;
 const EXECUTION_PLAN_WORKSPACE_SIZE: c_int = 402;
 const OPERATIONGRAPH_ENGINE_GLOBAL_COUNT: c_int = 802;
 const ENGINE_GLOBAL_INDEX: c_int = 1301;
@@ -163,6 +164,7 @@ entries! { plain:
             }
             EXECUTION_PLAN_WORKSPACE_SIZE => (1, config().cudnn_workspace_bytes.to_le_bytes().to_vec()),
             OPERATIONGRAPH_ENGINE_GLOBAL_COUNT => (1, 1_i64.to_le_bytes().to_vec()),
+            ENGINECFG_SHARED_MEMORY_USED => (1, 0_i32.to_le_bytes().to_vec()),
             ENGINE_GLOBAL_INDEX => (1, 0_i64.to_le_bytes().to_vec()),
             _ => descriptors(|descriptors| {
                 descriptors.parts.get(&descriptor).and_then(|part| part.get(&name)).cloned().unwrap_or_default()

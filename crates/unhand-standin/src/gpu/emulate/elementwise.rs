@@ -97,6 +97,12 @@ fn parse_contiguous(name: &str, arguments: &Arguments, is_vectorized: bool) -> O
     if name.contains("float16tofloat32_copy_kernel_cuda") {
         return work(Type::F32, &[Type::F16], Operation::Copy);
     }
+    // Since 2.15: from one type to another, both named.
+    if let Some((from, rest)) =
+        name.split_once("27converting_copy_kernel_cudaI").and_then(|(_, rest)| Type::mangled(rest))
+    {
+        return work(Type::mangled(rest)?.0, &[from], Operation::Copy);
+    }
     // A lambda that keeps the kind of comparison and the number.
     if let Some(kind) = type_after(name, "21compare_scalar_kernelI") {
         let value = read(arguments, 1, kind.bytes().max(4), kind)?;
@@ -125,8 +131,7 @@ fn parse_contiguous(name: &str, arguments: &Arguments, is_vectorized: bool) -> O
             None
         };
     }
-    let functor = name.split_once("29vectorized_elementwise_kernel")?.1;
-    let is_plain_comparison = functor.starts_with("ILi4ENS0_") && functor.contains("14CompareFunctorI");
+    let is_plain_comparison = !name.contains("UnaryFunctorI") && !name.contains("EUl");
     let kind = type_after(name, "14CompareFunctorI").filter(|_| is_plain_comparison)?;
     work(Type::Bool, &[kind, kind], Operation::Compare(comparison(0)?))
 }

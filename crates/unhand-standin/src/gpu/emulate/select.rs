@@ -21,7 +21,9 @@ pub(crate) enum Select {
 
 /// Understands a launch of one of these kernels.
 pub(super) fn parse(name: &str, arguments: &Arguments, n_blocks: u64) -> Option<Select> {
-    let flags = || Some((arguments.word(0, 0)?, type_after(name, "9NonZeroOpI")?));
+    // An iterator over flags is an address and an empty operation; until 2.10 the operation came first.
+    let address_at = if name.contains("22TransformInputIteratorI") { 8 } else { 0 };
+    let flags = || Some((arguments.word(0, address_at)?, type_after(name, "9NonZeroOpI")?));
     let size = |index: u64| u64::try_from(arguments.int(index, 0)?).ok();
     if name.contains("28DeviceReduceSingleTileKernelI") {
         let output = arguments.word(1, 0)?;
@@ -43,11 +45,12 @@ pub(super) fn parse(name: &str, arguments: &Arguments, n_blocks: u64) -> Option<
         return Some(Select::Count { flags, kind, n_flags, output, n_outputs: n_blocks });
     }
     if name.contains("23DeviceSelectSweepKernelI") {
-        if name.contains("9NonZeroOpI") && name.contains("17counting_iteratorIl") {
+        let counts = name.contains("17counting_iteratorIl") || name.contains("21CountingInputIteratorIl");
+        if name.contains("9NonZeroOpI") && counts {
             // Iterator of indices, iterator of flags, output, count, state, two operations, number of elements.
             let kind = type_after(name, "9NonZeroOpI")?;
             let (first, flags, output) =
-                (arguments.read(0, 0)?, arguments.word(1, 0)?, arguments.word(2, 0)?);
+                (arguments.read(0, 0)?, arguments.word(1, address_at)?, arguments.word(2, 0)?);
             return Some(Select::Indices { flags, kind, n_flags: size(7)?, output, first });
         }
         if name.contains("8equal_toI") {
