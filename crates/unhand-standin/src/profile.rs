@@ -127,7 +127,7 @@ static L4: Profile = Profile {
     is_measured: false,
 };
 
-/// Ada; "NVIDIA Ada GPU Architecture", appendix on the GeForce RTX 4090.
+/// Ada; "NVIDIA Ada GPU Architecture", appendix on the RTX 4090.
 static RTX4090: Profile = Profile {
     name: "rtx4090",
     device_name: "NVIDIA GeForce RTX 4090 (unhand stand-in)",

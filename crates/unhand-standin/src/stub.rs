@@ -86,14 +86,13 @@ impl Code {
 
     /// Puts an argument into r11: from its register, or from the stack above the return address.
     fn load(&mut self, place: u8) {
-        match REGISTERS.get(usize::from(place) - 1) {
-            Some(register) => self.add(register),
-            None => {
-                // mov r11, [rsp + distance]
-                self.add(&[0x4c, 0x8b, 0x9c, 0x24]);
-                let distance = (i32::from(place) - 6) * 8;
-                self.add(&distance.to_le_bytes());
-            }
+        if let Some(register) = REGISTERS.get(usize::from(place) - 1) {
+            self.add(register);
+        } else {
+            // mov r11, [rsp + distance]
+            self.add(&[0x4c, 0x8b, 0x9c, 0x24]);
+            let distance = (i32::from(place) - 6) * 8;
+            self.add(&distance.to_le_bytes());
         }
     }
 }

@@ -13,6 +13,8 @@ pub(crate) const PAGE: u64 = 4096;
 pub(crate) struct Arena {
     pub(crate) base: u64,
     pub(crate) bytes: u64,
+    /// What was really mapped, to find an aligned part in.
+    mapped: (u64, u64),
 }
 
 /// Memory that stands for a device's physical memory: mapped anywhere, also twice, it shows the same bytes.
@@ -43,7 +45,7 @@ impl Arena {
         // SAFETY: the range is inside the mapping made above. Failure is harmless: huge pages would only make
         // untouched memory cost more.
         unsafe { libc::madvise(pointer(base), length(bytes), libc::MADV_NOHUGEPAGE) };
-        Some(Arena { base, bytes })
+        Some(Arena { base, bytes, mapped: (mapped as u64, bytes + align) })
     }
 
     pub(crate) fn contains(&self, address: u64, bytes: u64) -> bool {
@@ -101,6 +103,14 @@ impl Arena {
             // pages leaves zeros.
             unsafe { libc::madvise(pointer(address), length(bytes), libc::MADV_DONTNEED) == 0 }
         }
+    }
+}
+
+impl Drop for Arena {
+    fn drop(&mut self) {
+        let (start, bytes) = self.mapped;
+        // SAFETY: the mapping is this arena's, and nobody can ask it for memory any more.
+        unsafe { libc::munmap(pointer(start), length(bytes)) };
     }
 }
 

@@ -111,7 +111,9 @@ fn libraries_in(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     for entry in entries {
         let path = entry.map_err(|error| Error::File { path: folder.to_owned(), error })?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if name.starts_with("lib") && (name.ends_with(".so") || name.contains(".so.")) {
+        if name.starts_with("lib")
+            && (path.extension().is_some_and(|ending| ending == "so") || name.contains(".so."))
+        {
             files.push(path);
         }
     }

@@ -166,7 +166,7 @@ impl Library {
             [self.name.as_str()].into_iter().chain(self.versions.iter().map(String::as_str)).collect();
         let mut definitions = Vec::new();
         for (index, version) in all.iter().enumerate() {
-            let flags: u16 = if index == 0 { 1 } else { 0 };
+            let flags = u16::from(index == 0);
             let number = u16::try_from(index + 1).unwrap_or(u16::MAX);
             for field in [1, flags, number, 1] {
                 definitions.extend(field.to_le_bytes());

@@ -20,7 +20,8 @@ entries! { runtime:
     }
     fn cudaGraphDestroy(graph: u64) {
         let gone = gpu().graphs.destroy(graph)?;
-        run(gone)
+        run(gone);
+        Ok(())
     }
     fn cudaGraphInstantiate(executable: Out<u64>, graph: u64, _third: u64, _fourth: u64, _fifth: usize) {
         executable.set(gpu().graphs.instantiate(graph)?)
@@ -30,7 +31,8 @@ entries! { runtime:
     }
     fn cudaGraphExecDestroy(executable: u64) {
         let gone = gpu().graphs.destroy_executable(executable)?;
-        run(gone)
+        run(gone);
+        Ok(())
     }
     fn cudaGraphLaunch(executable: u64, stream: u64) {
         replay(stream, executable)
@@ -91,7 +93,8 @@ entries! { runtime:
     }
     fn cudaUserObjectRelease(object: u64, count: c_uint) {
         let gone = gpu().graphs.release_object(object, u64::from(count))?;
-        run(gone)
+        run(gone);
+        Ok(())
     }
     fn cudaGraphRetainUserObject(graph: u64, object: u64, count: c_uint, flags: c_uint) {
         gpu().graphs.retain_object(graph, object, u64::from(count), flags & MOVE != 0)
@@ -99,12 +102,11 @@ entries! { runtime:
 }
 
 /// Calls what has to be called, with no lock held.
-fn run(gone: impl IntoIterator<Item = Destructor>) -> Outcome {
+fn run(gone: impl IntoIterator<Item = Destructor>) {
     for (function, data) in gone {
         // SAFETY: the program passed a `cudaHostFn_t` and its data when it made the object.
         unsafe { sys::call(function, data) };
     }
-    Ok(())
 }
 
 /// CUDA's way to return a list: the count alone, or at most as many as there is room for and the count.

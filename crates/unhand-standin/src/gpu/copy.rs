@@ -2,7 +2,6 @@
 #![allow(unsafe_code, reason = "moves bytes between addresses that a C program passed")]
 
 use super::graph::Work;
-use super::memory::GRAIN;
 use super::{Gpu, config, gpu};
 use crate::code::{Code, Outcome};
 use crate::sys::{self, PAGE};
@@ -17,10 +16,10 @@ pub(crate) fn submit(stream: u64, work: Work) -> Outcome {
         gpu.check(&work)?;
         gpu.enqueue(stream, work)?
     };
-    match work {
-        Some(work) => perform(&work),
-        None => Ok(()),
+    if let Some(work) = work {
+        perform(&work);
     }
+    Ok(())
 }
 
 /// Replays a graph on a stream.
@@ -37,7 +36,8 @@ pub(crate) fn replay(stream: u64, executable: u64) -> Outcome {
         }
         work
     };
-    work.iter().try_for_each(perform)
+    work.iter().for_each(perform);
+    Ok(())
 }
 
 impl Gpu {
@@ -68,10 +68,9 @@ impl Gpu {
 }
 
 /// Does one piece of work. The lock is not held: a function of the program may call back.
-fn perform(work: &Work) -> Outcome {
+fn perform(work: &Work) {
     let moves_bytes = config().does_copy;
     match *work {
-        Work::Empty | Work::Library | Work::Kernel(None) => {}
         Work::Kernel(Some(ref effect)) => effect.apply(),
         Work::Copy { target, source, bytes } if moves_bytes || is_small(bytes) => {
             // SAFETY: device ranges were checked to be live, and the program vouches for its own by calling
@@ -87,7 +86,6 @@ fn perform(work: &Work) -> Outcome {
         Work::Fill { target, pattern, width, count } if moves_bytes || is_small(width * count) => {
             fill(target, pattern, width, count);
         }
-        Work::Copy { .. } | Work::CopyRows { .. } | Work::Fill { .. } => {}
         Work::Host { function, data } => {
             // SAFETY: the program passed a `cudaHostFn_t` and its data.
             unsafe { sys::call(function, data) };
@@ -96,8 +94,14 @@ fn perform(work: &Work) -> Outcome {
             // SAFETY: the program passed a `cudaStreamCallback_t` and its data.
             unsafe { sys::call_back(function, stream, data) };
         }
+        // Nothing to do, and what moves bytes while none are moved.
+        Work::Empty
+        | Work::Library
+        | Work::Kernel(None)
+        | Work::Copy { .. }
+        | Work::CopyRows { .. }
+        | Work::Fill { .. } => {}
     }
-    Ok(())
 }
 
 /// Scalars travel even when copies are off: programs branch on them.
@@ -106,33 +110,29 @@ fn is_small(bytes: u64) -> bool {
 }
 
 fn fill(target: u64, pattern: u32, width: u64, count: u64) {
-    let bytes = width * count;
-    let inner = target.next_multiple_of(PAGE);
-    let end = (target + bytes) / PAGE * PAGE;
-    let can_drop = pattern == 0 && bytes >= DROP_FROM && inner < end && {
-        let gpu = gpu();
-        gpu.device_of(target).is_some_and(|index| {
-            let device = &gpu.devices[index];
-            device.is_plain(target) && device.arena.zero_pages(inner, end - inner)
-        })
-    };
-    let parts = if can_drop {
-        [(target, inner - target), (end, target + bytes - end)]
+    let (bytes, end) = (width * count, target + width * count);
+    let (inner, inner_end) = (target.next_multiple_of(PAGE), end / PAGE * PAGE);
+    let drops_pages = pattern == 0 && bytes >= DROP_FROM && drop_pages(inner, inner_end - inner);
+    let parts = if drops_pages {
+        // What is left over at both ends, byte by byte.
+        [(target, 1, inner - target), (inner_end, 1, end - inner_end)]
     } else {
-        [(target, bytes), (0, 0)]
+        [(target, width, count), (target, 1, 0)]
     };
-    for (address, bytes) in parts {
+    for (address, width, count) in parts {
         // SAFETY: the range was checked to be live, or is the program's own and it vouches for it by calling
-        // `cudaMemset`; parts of a zero fill are zero, too.
-        unsafe {
-            sys::fill(
-                address,
-                pattern,
-                if can_drop { 1 } else { width },
-                if can_drop { bytes } else { bytes / width.max(1) },
-            )
-        };
+        // `cudaMemset`; the parts lie in it.
+        unsafe { sys::fill(address, pattern, width, count) };
     }
 }
 
-const _: () = assert!(GRAIN.is_multiple_of(PAGE));
+/// Makes whole pages read as zero without touching them, if they are a device's private memory.
+fn drop_pages(address: u64, bytes: u64) -> bool {
+    let gpu = gpu();
+    gpu.device_of(address).is_some_and(|index| {
+        let device = &gpu.devices[index];
+        device.is_plain(address) && device.arena.zero_pages(address, bytes)
+    })
+}
+
+const _: () = assert!(DROP_FROM > 2 * PAGE, "two whole pages lie in every fill that drops some");

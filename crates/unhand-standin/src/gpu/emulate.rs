@@ -49,7 +49,8 @@ pub(crate) fn effect(name: &CStr, arguments: u64, n_blocks: u64) -> Option<Effec
     if let Some((_, rest)) = name.split_once("nll_loss_forward_reduce_cuda_kernel_") {
         // Output, then total weight: the loss of most language models. After the number of dimensions comes the type.
         let (kind, _) = Type::mangled(rest.get(3..)?)?;
-        let places = [0, 1].into_iter().filter_map(|index| arguments.word(index, 0)).filter(|place| *place != 0);
+        let places =
+            [0, 1].into_iter().filter_map(|index| arguments.word(index, 0)).filter(|place| *place != 0);
         return Some(Effect::Zero(places.map(|place| (place, kind.bytes())).collect()));
     }
     None.or_else(|| elementwise::parse(name, &arguments).map(Effect::Elementwise))

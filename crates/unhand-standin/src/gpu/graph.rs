@@ -1,6 +1,7 @@
 //! Graphs: what was captured, what hangs on it, and what a replay does.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt::Write as _;
 
 use super::emulate::Effect;
 use crate::code::{Code, Outcome};
@@ -55,7 +56,7 @@ pub(crate) type Destructor = (u64, u64);
 #[derive(Default)]
 pub(crate) struct Graphs {
     /// Graph → its nodes, in the order they were added.
-    graphs: HashMap<u64, Graph>,
+    captured: HashMap<u64, Graph>,
     nodes: HashMap<u64, Node>,
     executables: HashMap<u64, Executable>,
     objects: HashMap<u64, Object>,
@@ -91,21 +92,21 @@ impl Graphs {
     /// An empty graph.
     pub(crate) fn create(&mut self) -> u64 {
         let graph = self.handle();
-        self.graphs.insert(graph, Graph::default());
+        self.captured.insert(graph, Graph::default());
         graph
     }
 
     /// Adds a node after others.
     pub(crate) fn add(&mut self, graph: u64, work: Work, dependencies: Vec<u64>) -> Result<u64, Code> {
         let node = self.handle();
-        self.graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)?.nodes.push(node);
+        self.captured.get_mut(&graph).ok_or(Code::INVALID_VALUE)?.nodes.push(node);
         self.nodes.insert(node, Node { work, dependencies, graph });
         Ok(node)
     }
 
     /// The nodes of a graph in the order in which they were added.
     pub(crate) fn nodes(&self, graph: u64) -> Result<&[u64], Code> {
-        self.graphs.get(&graph).map(|graph| graph.nodes.as_slice()).ok_or(Code::INVALID_VALUE)
+        self.captured.get(&graph).map(|graph| graph.nodes.as_slice()).ok_or(Code::INVALID_VALUE)
     }
 
     pub(crate) fn node(&self, node: u64) -> Result<&Node, Code> {
@@ -123,12 +124,12 @@ impl Graphs {
                 open.extend(&node.dependencies);
             }
         }
-        self.graphs.get(&graph).is_none_or(|graph| graph.nodes.iter().all(|node| seen.contains(node)))
+        self.captured.get(&graph).is_none_or(|graph| graph.nodes.iter().all(|node| seen.contains(node)))
     }
 
     /// Makes a graph ready to run.
     pub(crate) fn instantiate(&mut self, graph: u64) -> Result<u64, Code> {
-        let graph = self.graphs.get(&graph).ok_or(Code::INVALID_VALUE)?.clone();
+        let graph = self.captured.get(&graph).ok_or(Code::INVALID_VALUE)?.clone();
         let work = graph.nodes.iter().filter_map(|node| self.nodes.get(node)).map(|node| node.work.clone());
         let executable = Executable { work: work.collect(), objects: graph.objects.clone() };
         for (object, count) in &graph.objects {
@@ -148,7 +149,7 @@ impl Graphs {
 
     /// `cudaGraphDestroy`. Returns what has to be called for objects that are gone with it.
     pub(crate) fn destroy(&mut self, graph: u64) -> Result<Vec<Destructor>, Code> {
-        let graph = self.graphs.remove(&graph).ok_or(Code::INVALID_VALUE)?;
+        let graph = self.captured.remove(&graph).ok_or(Code::INVALID_VALUE)?;
         for node in &graph.nodes {
             self.nodes.remove(node);
         }
@@ -180,7 +181,7 @@ impl Graphs {
 
     /// `cudaGraphRetainUserObject`: the graph refers to it, with references of its own or the caller's.
     pub(crate) fn retain_object(&mut self, graph: u64, object: u64, count: u64, is_move: bool) -> Outcome {
-        let graph = self.graphs.get_mut(&graph).ok_or(Code::INVALID_VALUE)?;
+        let graph = self.captured.get_mut(&graph).ok_or(Code::INVALID_VALUE)?;
         let entry = self.objects.get_mut(&object).ok_or(Code::INVALID_VALUE)?;
         if !is_move {
             entry.n_references += count;
@@ -201,9 +202,9 @@ impl Graphs {
         let mut text = String::from("digraph captured {\n");
         for handle in self.nodes(graph)? {
             let node = self.node(*handle)?;
-            text += &format!("  n{handle:x} [label=\"{}\"];\n", label(&node.work));
+            let _ = writeln!(text, "  n{handle:x} [label=\"{}\"];", label(&node.work));
             for before in &node.dependencies {
-                text += &format!("  n{before:x} -> n{handle:x};\n");
+                let _ = writeln!(text, "  n{before:x} -> n{handle:x};");
             }
         }
         Ok(text + "}\n")

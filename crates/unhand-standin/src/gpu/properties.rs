@@ -161,7 +161,6 @@ pub(crate) fn attribute(profile: &Profile, number: i32, device: usize) -> Option
     Some(match number {
         16 => profile.n_multiprocessors,
         33 => 1 + device,
-        34 => 0,
         37 => profile.bus_bits,
         38 => profile.l2_bytes,
         39 => profile.threads_per_multiprocessor,
@@ -173,10 +172,9 @@ pub(crate) fn attribute(profile: &Profile, number: i32, device: usize) -> Option
         111 if major < 8 => 0,
         // Cluster launches and tensor maps begin with Hopper.
         120 | 127 if major < 9 => 0,
-        // Memory cannot be shared with other processes or devices here: no GPUDirect, no fabric handles, no
+        // On the bus it is the first device of its own bus. Memory cannot be shared with other processes or devices here: no GPUDirect, no fabric handles, no
         // file descriptors.
-        103 | 110 | 116 | 124 | 128 => 0,
-        117..=119 => 0,
+        34 | 103 | 110 | 116..=119 | 124 | 128 => 0,
         _ => *H200_ATTRIBUTES.get(usize::try_from(number).ok()?.checked_sub(1)?)?,
     })
 }
@@ -300,20 +298,35 @@ mod tests {
     use super::*;
     use crate::profile::{H200, PROFILES};
 
-    fn int(bytes: &[u8], offset: usize) -> i32 {
-        i32::from_le_bytes(bytes[offset..offset + 4].try_into().expect("four bytes"))
+    /// What `cudaGetDeviceProperties` of CUDA 13.0 wrote on an H200.
+    const REAL: &str = include_str!("../../tables/h200-properties.hex");
+
+    #[test]
+    fn an_h200_describes_itself_as_a_real_one_does() {
+        let digits: Vec<u8> = REAL.bytes().filter(u8::is_ascii_hexdigit).collect();
+        let digit = |byte: u8| {
+            char::from(byte).to_digit(16).and_then(|digit| u8::try_from(digit).ok()).expect("a digit")
+        };
+        let real: Vec<u8> = digits.chunks(2).map(|pair| digit(pair[0]) * 16 + digit(pair[1])).collect();
+        let ours = device_properties(&H200, H200.memory_bytes, 0, 13);
+        // The dump ends where only reserved zeros follow.
+        assert!(ours[real.len()..].iter().all(|byte| *byte == 0));
+        let differs = (256..real.len()).step_by(4).filter(|&at| ours[at..at + 4] != real[at..at + 4]);
+        // The identifier, where on the bus it is, and that it cannot be reached from other devices.
+        assert_eq!(differs.collect::<Vec<_>>(), [256, 260, 264, 268, 568, 572, 724, 728, 732, 736]);
     }
 
-    /// Offsets that a C compiler reports for CUDA's own headers.
     #[test]
-    fn fields_are_where_a_compiler_puts_them() {
-        let new = device_properties(&H200, 1 << 40, 0, 13);
-        assert_eq!(new[288..296], (1_u64 << 40).to_le_bytes());
-        assert_eq!((int(&new, 360), int(&new, 364), int(&new, 384)), (9, 0, 132));
-        assert_eq!((int(&new, 608), int(&new, 616), int(&new, 640)), (62_914_560, 2048, 65_536));
-        assert_eq!(int(&new, 688), 232_448);
-        let old = device_properties(&H200, 1 << 40, 0, 12);
-        assert_eq!((int(&old, 360), int(&old, 364), int(&old, 388)), (9, 0, 132));
+    fn cuda_12_has_eight_fields_more() {
+        let new = device_properties(&H200, 1, 0, 13);
+        let old = device_properties(&H200, 1, 0, 12);
+        // Up to the first of them, the clock rate, both are the same.
+        assert_eq!(old[..348], new[..348]);
+        assert_eq!(old[348..352], 1_980_000_i32.to_le_bytes());
+        assert_eq!(
+            (&old[360..368], &new[360..368]),
+            (&[9, 0, 0, 0, 0, 0, 0, 0][..], &[9, 0, 0, 0, 0, 0, 0, 0][..])
+        );
     }
 
     #[test]
@@ -322,7 +335,7 @@ mod tests {
             let (first, second) =
                 (device_properties(profile, 1, 0, 13), device_properties(profile, 1, 1, 13));
             assert_ne!(first[256..272], second[256..272]);
-            assert_eq!(first.len(), 780);
+            assert_eq!(first.len(), second.len());
         }
         assert_eq!((pci_bus_id(0).as_str(), attribute(&H200, 33, 0)), ("0000:01:00.0", Some(1)));
         assert_eq!((attribute(&H200, 0, 0), attribute(&H200, 148, 0)), (None, None));

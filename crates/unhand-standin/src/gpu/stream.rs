@@ -14,7 +14,7 @@ const FIRST_EVENT: u64 = 0x4000_0000;
 /// All streams and events of the process.
 pub(crate) struct Streams {
     lag: Duration,
-    streams: HashMap<u64, Stream>,
+    by_handle: HashMap<u64, Stream>,
     events: HashMap<u64, Event>,
     next_stream: u64,
     next_event: u64,
@@ -55,7 +55,7 @@ impl Streams {
     pub(crate) fn new(lag_us: u64) -> Streams {
         Streams {
             lag: Duration::from_micros(lag_us),
-            streams: HashMap::new(),
+            by_handle: HashMap::new(),
             events: HashMap::new(),
             next_stream: FIRST_STREAM,
             next_event: FIRST_EVENT,
@@ -71,17 +71,17 @@ impl Streams {
     pub(crate) fn create(&mut self, device: i32, is_blocking: bool, priority: i32) -> u64 {
         let handle = self.next_stream;
         self.next_stream += 0x1000;
-        self.streams.insert(handle, Stream::new(device, is_blocking, priority));
+        self.by_handle.insert(handle, Stream::new(device, is_blocking, priority));
         handle
     }
 
     /// The key of a handle from a caller, whose current device tells what the default stream is.
     pub(crate) fn key(&mut self, handle: u64, device: i32) -> Result<u64, Code> {
         if handle > LAST_DEFAULT {
-            return if self.streams.contains_key(&handle) { Ok(handle) } else { Err(Code::INVALID_HANDLE) };
+            return if self.by_handle.contains_key(&handle) { Ok(handle) } else { Err(Code::INVALID_HANDLE) };
         }
         let key = LAST_DEFAULT + 1 + u64::try_from(device).map_err(|_| Code::INVALID_DEVICE)?;
-        self.streams.entry(key).or_insert_with(|| Stream::new(device, true, 0));
+        self.by_handle.entry(key).or_insert_with(|| Stream::new(device, true, 0));
         Ok(key)
     }
 
@@ -91,16 +91,16 @@ impl Streams {
     }
 
     pub(crate) fn get(&self, key: u64) -> Result<&Stream, Code> {
-        self.streams.get(&key).ok_or(Code::INVALID_HANDLE)
+        self.by_handle.get(&key).ok_or(Code::INVALID_HANDLE)
     }
 
     pub(crate) fn get_mut(&mut self, key: u64) -> Result<&mut Stream, Code> {
-        self.streams.get_mut(&key).ok_or(Code::INVALID_HANDLE)
+        self.by_handle.get_mut(&key).ok_or(Code::INVALID_HANDLE)
     }
 
     /// Takes all streams out of a capture.
     pub(crate) fn leave_capture(&mut self, capture: u64) {
-        for stream in self.streams.values_mut().filter(|stream| stream.capture == Some(capture)) {
+        for stream in self.by_handle.values_mut().filter(|stream| stream.capture == Some(capture)) {
             stream.capture = None;
         }
     }
@@ -110,7 +110,7 @@ impl Streams {
         if handle <= LAST_DEFAULT {
             return Err(Code::INVALID_HANDLE);
         }
-        self.streams.remove(&handle).map(drop).ok_or(Code::INVALID_HANDLE)
+        self.by_handle.remove(&handle).map(drop).ok_or(Code::INVALID_HANDLE)
     }
 
     /// Something is put on a stream.
@@ -137,7 +137,7 @@ impl Streams {
 
     /// `cudaDeviceSynchronize`
     pub(crate) fn wait_for_device(&mut self, device: i32) {
-        for stream in self.streams.values_mut().filter(|stream| stream.device == device) {
+        for stream in self.by_handle.values_mut().filter(|stream| stream.device == device) {
             stream.n_waited_for = stream.n_submitted;
         }
     }
@@ -178,7 +178,7 @@ impl Streams {
     pub(crate) fn is_event_done(&self, event: u64) -> Result<bool, Code> {
         let Some(record) = self.event(event)?.recorded else { return Ok(true) };
         let was_stream_waited_for =
-            self.streams.get(&record.stream).is_none_or(|stream| stream.n_waited_for >= record.n_submitted);
+            self.by_handle.get(&record.stream).is_none_or(|stream| stream.n_waited_for >= record.n_submitted);
         Ok(record.was_waited_for || was_stream_waited_for || record.at.elapsed() >= self.lag)
     }
 
@@ -188,7 +188,7 @@ impl Streams {
         if let Some(record) = &mut event.recorded {
             record.was_waited_for = true;
             let (key, n_submitted) = (record.stream, record.n_submitted);
-            if let Some(stream) = self.streams.get_mut(&key) {
+            if let Some(stream) = self.by_handle.get_mut(&key) {
                 stream.n_waited_for = stream.n_waited_for.max(n_submitted);
             }
         }

@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn has_as_many_elements_as_the_parameters_of_the_module() {
         // torch.nn.LSTM(10, 20, 2, bidirectional=True): 4 gates of 20, weights and two biases.
-        let per_layer = |input| 4 * 20 * (input + 20 + 2);
+        let per_layer = |input: u64| 4 * 20 * (input + 20 + 2);
         assert_eq!(lstm(true).elements(), 2 * per_layer(10) + 2 * per_layer(40));
     }
 }

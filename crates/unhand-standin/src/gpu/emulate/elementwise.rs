@@ -285,7 +285,7 @@ fn read(arguments: &Arguments, index: u64, offset: u64, kind: Type) -> Option<Va
         Type::F64 => Value::Float(arguments.read::<f64>(index, offset)?),
         Type::F16 | Type::Bf16 => {
             let bits = arguments.read::<u16>(index, offset)?;
-            Value::Float(kind.from_bits(bits))
+            Value::Float(kind.of_bits(bits))
         }
     })
 }
@@ -299,6 +299,6 @@ pub(super) fn type_after(name: &str, part: &str) -> Option<Type> {
 fn lambda_type(name: &str) -> Option<Type> {
     name.match_indices("EUl").find_map(|(at, part)| {
         let (kind, rest) = Type::mangled(&name[at + part.len()..])?;
-        rest.starts_with("E").then_some(kind)
+        rest.starts_with('E').then_some(kind)
     })
 }

@@ -60,7 +60,7 @@ impl Type {
     }
 
     /// A number of one of the two types of 16 bits.
-    pub(crate) fn from_bits(self, bits: u16) -> f64 {
+    pub(crate) fn of_bits(self, bits: u16) -> f64 {
         if self == Type::F16 { from_half(bits) } else { f64::from(f32::from_bits(u32::from(bits) << 16)) }
     }
 
@@ -81,7 +81,7 @@ impl Type {
             Type::I16 => Value::Int(i64::from(i16::from_le_bytes(memory.read(offset)))),
             Type::I32 => Value::Int(i64::from(i32::from_le_bytes(memory.read(offset)))),
             Type::I64 => Value::Int(i64::from_le_bytes(memory.read(offset))),
-            Type::F16 | Type::Bf16 => Value::Float(self.from_bits(u16::from_le_bytes(memory.read(offset)))),
+            Type::F16 | Type::Bf16 => Value::Float(self.of_bits(u16::from_le_bytes(memory.read(offset)))),
             Type::F32 => Value::Float(f64::from(f32::from_le_bytes(memory.read(offset)))),
             Type::F64 => Value::Float(f64::from_le_bytes(memory.read(offset))),
         }
