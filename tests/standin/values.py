@@ -116,6 +116,27 @@ def check_a_gradient_scaler_keeps_its_scale():
     assert scaler.get_scale() == 65536.0
 
 
+def check_counters_count():
+    counters = [torch.zeros((), device=DEVICE) for _ in range(200)]
+    torch._foreach_add_(counters, 1)
+    torch._foreach_add_(counters, 1)
+    assert {counter.item() for counter in counters} == {2.0}
+    counter = torch.zeros((), device=DEVICE)
+    counter += 1
+    assert counter.item() == 1.0 and (torch.arange(3, device=DEVICE) - 2).cpu().tolist() == [-2, -1, 0]
+    torch.set_default_device(DEVICE)
+    try:
+        # Then the optimizer's counters are on the device, and it reads them.
+        model = torch.nn.Linear(8, 8)
+        for options in ({}, {"foreach": False}):
+            optimizer = torch.optim.AdamW(model.parameters(), **options)
+            for _ in range(3):
+                model(torch.zeros(2, 8)).sum().backward()
+                optimizer.step()
+    finally:
+        torch.set_default_device("cpu")
+
+
 def check_large_fills_are_left_out():
     # What the page says about limits: no host memory is spent on values nobody looks at.
     big = torch.full((1 << 24,), 3.0, device=DEVICE)

@@ -9,6 +9,7 @@
 mod elementwise;
 mod reduce;
 mod select;
+mod steps;
 mod values;
 
 use std::ffi::CStr;
@@ -19,6 +20,7 @@ use crate::sys;
 pub(crate) use elementwise::Elementwise;
 pub(crate) use reduce::Reduce;
 pub(crate) use select::Select;
+pub(crate) use steps::Steps;
 use values::Type;
 
 /// What a launch does to memory.
@@ -30,6 +32,8 @@ pub(crate) enum Effect {
     Reduce(Reduce),
     /// Which elements are not zero, or how many.
     Select(Select),
+    /// Counters that go on.
+    Steps(Steps),
     /// Zeros where the real value is not computed, but somebody looks at it.
     Zero(Vec<(u64, u64)>),
 }
@@ -55,6 +59,7 @@ pub(crate) fn effect(name: &CStr, arguments: u64, n_blocks: u64) -> Option<Effec
     }
     None.or_else(|| elementwise::parse(name, &arguments).map(Effect::Elementwise))
         .or_else(|| select::parse(name, &arguments, n_blocks).map(Effect::Select))
+        .or_else(|| steps::parse(name, &arguments, n_blocks).map(Effect::Steps))
         .or_else(|| reduce::parse(name, &arguments))
 }
 
@@ -65,6 +70,7 @@ impl Effect {
             Effect::Elementwise(work) => work.apply(),
             Effect::Reduce(work) => work.apply(),
             Effect::Select(work) => work.apply(),
+            Effect::Steps(work) => work.apply(),
             Effect::Zero(places) => {
                 for (address, bytes) in places {
                     if let Some(mut memory) = Memory::new(*address, *bytes) {
@@ -111,12 +117,14 @@ pub(crate) struct Memory {
 impl Memory {
     /// Refuses what no device has, and what is larger than values are computed for.
     pub(crate) fn new(address: u64, bytes: u64) -> Option<Memory> {
-        if bytes > config().values_bytes {
-            return None;
-        }
+        let is_small = bytes <= config().values_bytes;
+        (is_small && Memory::is_live(address, bytes)).then_some(Memory { address, bytes })
+    }
+
+    /// Whether a device has all of it.
+    pub(crate) fn is_live(address: u64, bytes: u64) -> bool {
         let gpu = gpu();
-        let device = gpu.device_of(address)?;
-        gpu.devices[device].is_live(address, bytes.max(1)).then_some(Memory { address, bytes })
+        gpu.device_of(address).is_some_and(|device| gpu.devices[device].is_live(address, bytes.max(1)))
     }
 
     /// Bytes at an offset; zeros for what would be outside.

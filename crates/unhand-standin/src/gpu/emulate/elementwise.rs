@@ -32,6 +32,7 @@ enum Operation {
     Copy,
     CompareTo(Comparison, Value),
     Compare(Comparison),
+    Add(Value),
     Range { start: Value, step: Value },
 }
 
@@ -96,6 +97,11 @@ fn parse_contiguous(name: &str, arguments: &Arguments, is_vectorized: bool) -> O
     }
     if name.contains("float16tofloat32_copy_kernel_cuda") {
         return work(Type::F32, &[Type::F16], Operation::Copy);
+    }
+    // The number, and what it is multiplied with before.
+    if let Some(kind @ (Type::F32 | Type::F64 | Type::I64)) = type_after(name, "21CUDAFunctorOnSelf_addI") {
+        let (number, factor) = (read(arguments, 1, 0, kind)?, read(arguments, 1, kind.bytes(), kind)?);
+        return work(kind, &[kind], Operation::Add(number.times(factor)));
     }
     // Since 2.15: from one type to another, both named.
     if let Some((from, rest)) =
@@ -200,6 +206,7 @@ impl Elementwise {
                 Operation::Copy => value(0),
                 Operation::CompareTo(comparison, right) => truth(comparison.holds(value(0), right)),
                 Operation::Compare(comparison) => truth(comparison.holds(value(0), value(1))),
+                Operation::Add(number) => value(0).plus(number),
                 Operation::Range { start, step } => nth_of_range(start, step, index),
             };
             self.output.kind.write(&mut output, self.offset(&self.output, index), result);

@@ -121,6 +121,20 @@ impl Value {
         }
     }
 
+    pub(crate) fn plus(self, other: Value) -> Value {
+        match (self, other) {
+            (Value::Int(left), Value::Int(right)) => Value::Int(left.wrapping_add(right)),
+            (left, right) => Value::Float(left.float() + right.float()),
+        }
+    }
+
+    pub(crate) fn times(self, other: Value) -> Value {
+        match (self, other) {
+            (Value::Int(left), Value::Int(right)) => Value::Int(left.wrapping_mul(right)),
+            (left, right) => Value::Float(left.float() * right.float()),
+        }
+    }
+
     /// Not zero; a NaN is not.
     pub(crate) fn is_true(self) -> bool {
         match self {
