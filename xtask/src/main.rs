@@ -19,6 +19,7 @@ const USAGE: &str = "usage: cargo xtask <command>
   check         house rules: crate order, unsafe, file headers and lengths, forbidden words, docs
   test          everything CI runs: format, lints, house rules, tests, reference, oracle, instructions
   lint          the part of `test` that runs no test
+  standin       the real PyTorch on the stand-in; installs PyTorch first (1.1 GB to download)
   instructions  count the instructions of the allocator's hot loops";
 
 fn main() -> ExitCode {
@@ -28,6 +29,7 @@ fn main() -> ExitCode {
         ["check"] => check(),
         ["test"] => runner::run(runner::Scope::Everything),
         ["instructions"] => instructions::run(),
+        ["standin"] => runner::run(runner::Scope::Standin),
         ["lint"] => runner::run(runner::Scope::Lint),
         _ => {
             say(USAGE);

@@ -1,0 +1,46 @@
+#!/usr/bin/env python3
+"""Install PyTorch for CUDA, and what it needs, into cache/, with none of NVIDIA's wheels.
+
+usage: fetch.py [VERSION ...]        (default: 2.11.0 2.15.0)
+
+Each version comes into cache/torch-VERSION (0.5 to 0.9 GB to download, 1.2 to 1.7 GB on disk); transformers, NumPy
+and the other light packages, which all versions share, into cache/packages (100 MB, 300 MB on disk). A folder appears
+by a rename when it is complete, and is not touched again. Whatever index pip is configured with is used.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+CACHE = os.path.join(HERE, "cache")
+DEFAULT = ["2.11.0", "2.15.0"]
+# The recordings of GPT-2 were made with this release of transformers.
+PACKAGES = ["transformers==5.17.0", "numpy", "filelock", "typing_extensions", "sympy", "networkx", "jinja2", "fsspec",
+            "setuptools<82"]
+
+
+def install(name, *arguments):
+    folder = os.path.join(CACHE, name)
+    if os.path.isdir(folder):
+        return
+    draft = f"{folder}.part"
+    shutil.rmtree(draft, ignore_errors=True)
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-cache-dir", "--no-warn-conflicts",
+               "--disable-pip-version-check", "--root-user-action=ignore", "--only-binary", ":all:", "--target", draft,
+               *arguments]
+    print(f"fetch.py: {name}", file=sys.stderr, flush=True)
+    subprocess.run(command, check=True)
+    os.rename(draft, folder)
+
+
+def main():
+    os.makedirs(CACHE, exist_ok=True)
+    install("packages", *PACKAGES)
+    for version in sys.argv[1:] or DEFAULT:
+        install(f"torch-{version}", "--no-deps", f"torch=={version}")
+
+
+if __name__ == "__main__":
+    main()
