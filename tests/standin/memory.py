@@ -230,5 +230,16 @@ def check_children_run_as_always():
     subprocess.run(["/bin/true"], check=True, env=environment)
 
 
+def check_loaders_with_workers_feed_pinned_batches():
+    from torch.utils.data import DataLoader, TensorDataset
+
+    numbers = TensorDataset(torch.arange(64.0).reshape(64, 1))
+    total = 0.0
+    for (batch,) in DataLoader(numbers, batch_size=8, num_workers=2, pin_memory=True):
+        assert batch.is_pinned()
+        total += batch.cuda(non_blocking=True).cpu().sum().item()
+    assert total == 2016.0
+
+
 if __name__ == "__main__":
     main(globals())
