@@ -3,6 +3,8 @@
 
 usage: fetch.py [VERSION ...]        (default: 2.11.0 2.15.0)
 
+The environment variable UNHAND_STANDIN_CACHE names another folder than cache/ beside this file.
+
 Each version comes into cache/torch-VERSION (0.5 to 0.9 GB to download, 1.2 to 1.7 GB on disk); transformers, NumPy
 and the other light packages, which all versions share, into cache/packages (100 MB, 300 MB on disk). A folder appears
 by a rename when it is complete, and is not touched again. Whatever index pip is configured with is used.
@@ -14,7 +16,7 @@ import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-CACHE = os.path.join(HERE, "cache")
+CACHE = os.environ.get("UNHAND_STANDIN_CACHE") or os.path.join(HERE, "cache")
 DEFAULT = ["2.11.0", "2.15.0"]
 # The recordings of GPT-2 were made with this release of transformers.
 PACKAGES = ["transformers==5.17.0", "numpy", "filelock", "typing_extensions", "sympy", "networkx", "jinja2", "fsspec",
