@@ -20,6 +20,7 @@ use unhand_alloc::{Profile, Release, Settings};
 use unhand_snapshot::{Action, Snapshot};
 
 use crate::error::Result;
+use crate::export::action_word;
 
 pub use program::Program;
 pub use sweep::{merge_conf, sweep};
@@ -205,12 +206,7 @@ pub(crate) fn recorded_settings(snapshot: &Snapshot) -> (Settings, Profile) {
 
 /// The word of a segment event, or `None` for other events.
 pub(crate) fn segment_action(action: Action) -> Option<&'static str> {
-    match action {
-        Action::SegmentAlloc => Some("segment_alloc"),
-        Action::SegmentFree => Some("segment_free"),
-        Action::SegmentMap => Some("segment_map"),
-        Action::SegmentUnmap => Some("segment_unmap"),
-        Action::Oom => Some("oom"),
-        _ => None,
-    }
+    use Action::{Oom, SegmentAlloc, SegmentFree, SegmentMap, SegmentUnmap};
+    matches!(action, SegmentAlloc | SegmentFree | SegmentMap | SegmentUnmap | Oom)
+        .then(|| action_word(action))
 }

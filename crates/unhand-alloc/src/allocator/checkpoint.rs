@@ -121,7 +121,7 @@ impl<D: Device> DeviceAllocator<D> {
         let Some(first) = segment.first() else { return Ok(()) };
         let head =
             self.blocks_of_pool(id).into_iter().find(|block| self.arena[*block].address == first.address);
-        let mut rest = head.ok_or_else(|| refuse("a recorded segment is gone"))?;
+        let rest = head.ok_or_else(|| refuse("a recorded segment is gone"))?;
         let mut pieces = Vec::with_capacity(segment.len());
         for (number, piece) in segment.iter().enumerate() {
             let block = &self.arena[rest];
@@ -151,7 +151,6 @@ impl<D: Device> DeviceAllocator<D> {
                 break;
             }
         }
-        let _ = &mut rest;
         for (allocation, allocated) in pieces {
             if allocated {
                 restored.allocated.push(allocation);
