@@ -1,0 +1,14 @@
+//! The extension module `unhand._native`: what the Python package cannot do in Python.
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    use super::*;
+
+    /// A number of bytes as people read it, for example `1.5 GiB`: the way the whole project writes sizes.
+    #[pyfunction]
+    fn format_bytes(bytes: u64) -> String {
+        unhand_alloc::Bytes(bytes).to_string()
+    }
+}

@@ -1,0 +1,1 @@
+"""See what holds your GPU memory, make it let go, keep it free."""
