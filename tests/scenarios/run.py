@@ -8,24 +8,27 @@ README.md describes the format. Scenarios need a CUDA device; on a machine witho
     standin-run --torch FOLDER/torch -- python3 tests/scenarios/run.py
 
 With --no-unhand only the documents are checked: that the memory really stays, and that what `cut` says really frees it.
-The parent imports no torch. A document runs in one child process; a scenario marked `fresh`, in its own.
+Each scenario runs in a process of its own, forked from one that has loaded torch and never asked for a device.
 """
 
 import argparse
-import concurrent.futures
+import faulthandler
 import json
 import os
 import pathlib
 import re
-import subprocess
+import select
+import signal
 import sys
+import tempfile
+import time
 
 HERE = pathlib.Path(__file__).resolve().parent
-# A child that says nothing for so long hangs.
-CHILD_TIMEOUT_S = 150
+# A scenario takes a second.
+TIMEOUT_S = 90
 KEYS = {
     "del", "holder", "kind", "bytes", "report", "leak", "gone", "cut", "free", "free-options", "kept", "raises",
-    "gc", "only", "fresh", "cleanup",
+    "gc", "only", "cleanup",
 }
 
 
@@ -94,103 +97,104 @@ def parse_expect(document, fence_line, lines):
     return expect
 
 
-# --- the parent -----------------------------------------------------------------------------------------------------
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("documents", nargs="*", type=pathlib.Path)
-    parser.add_argument("-k", dest="words", default="", help="only scenarios whose title or number has these words")
+    parser.add_argument("-k", dest="words", default="", help="only the scenario of this number, or titles with these words")
     parser.add_argument("--no-unhand", action="store_true", help="check the documents, not unhand")
     parser.add_argument("--jobs", type=int, default=min(2, os.cpu_count() or 1))
-    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.child:
-        return child(pathlib.Path(arguments.child[0]), arguments.child[1:], arguments.no_unhand)
-    documents = arguments.documents or sorted(HERE.glob("[0-9][0-9]-*.md"))
-    groups, n_not_run = [], 0
-    for document in documents:
-        together = []
-        for scenario in parse(document.resolve()):
-            if arguments.words and arguments.words not in scenario.title and arguments.words != scenario.number:
-                continue
-            if scenario.not_run is not None:
-                n_not_run += 1
-            elif scenario.value("fresh"):
-                groups.append((document, [scenario.number]))
-            else:
-                together.append(scenario.number)
-        if together:
-            groups.append((document, together))
-    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
-        results = [result for batch in pool.map(lambda group: run_group(*group, arguments.no_unhand), groups)
-                   for result in batch]
-    for result in results:
-        for failure in result["failures"]:
-            print(f"FAIL {result['place']} {result['title']}\n{indent(failure)}")
-        if result["skipped"]:
-            print(f"skip {result['place']} {result['title']}: {result['skipped']}")
-        if result.get("left"):
-            print(f"note {result['place']} left {result['left']} bytes behind; the next ran in a new process")
-    n_failed = sum(bool(result["failures"]) for result in results)
-    n_skipped = sum(bool(result["skipped"]) for result in results)
-    n_passed = len(results) - n_failed - n_skipped
-    print(f"{n_passed} passed, {n_failed} failed, {n_skipped} skipped, {n_not_run} listed but not runnable here")
-    return 1 if n_failed or not results else 0
+    scenarios = [
+        scenario
+        for document in arguments.documents or sorted(HERE.glob("[0-9][0-9]-*.md"))
+        for scenario in parse(document.resolve())
+        if wanted(scenario, arguments.words)
+    ]
+    runnable = [scenario for scenario in scenarios if scenario.not_run is None]
+    # Two devices on the stand-in. A forked child asks for them first, so that they are set in time.
+    os.environ.setdefault("UNHAND_STANDIN_DEVICES", "2")
+    import checks
+
+    n_failed = n_skipped = 0
+    for scenario, result in in_children(runnable, lambda each: checks.run(each, arguments.no_unhand), arguments.jobs):
+        if result["failures"]:
+            n_failed += 1
+            print(f"FAIL {scenario.place} {scenario.title}")
+            print(*(indent(failure) for failure in result["failures"]), sep="\n", flush=True)
+        elif result["skipped"]:
+            n_skipped += 1
+            print(f"skip {scenario.place} {scenario.title}: {result['skipped']}", flush=True)
+    n_passed = len(runnable) - n_failed - n_skipped
+    n_listed = len(scenarios) - len(runnable)
+    print(f"{n_passed} passed, {n_failed} failed, {n_skipped} skipped, {n_listed} listed but not run")
+    return 1 if n_failed or not runnable else 0
+
+
+def wanted(scenario, words):
+    return not words or (words == scenario.number if words.isdigit() else words in scenario.title)
 
 
 def indent(text):
     return "\n".join("     " + line for line in text.splitlines())
 
 
-def run_group(document, numbers, no_unhand):
-    """Runs scenarios of one document in a child, and in another one after a scenario that left memory behind."""
-    results, waiting = [], list(numbers)
-    while waiting:
-        command = [sys.executable, str(HERE / "run.py"), *(["--no-unhand"] if no_unhand else [])]
-        environment = {"UNHAND_STANDIN_DEVICES": "2", "PYTHONDONTWRITEBYTECODE": "1", **os.environ}
+def in_children(scenarios, function, n_jobs):
+    """Yields each scenario with what `function` said about it in a forked child of its own."""
+    waiting, running = list(scenarios), {}
+    while waiting or running:
+        while waiting and len(running) < n_jobs:
+            child = Child(waiting.pop(0), function)
+            running[child.pipe] = child
+        soonest = min(child.deadline for child in running.values()) - time.monotonic()
+        ready, _, _ = select.select(list(running), [], [], max(0.0, soonest))
+        for pipe in list(running):
+            child = running[pipe]
+            if pipe in ready and not child.read():
+                yield running.pop(pipe).scenario, child.result()
+            elif time.monotonic() > child.deadline:
+                os.kill(child.process, signal.SIGKILL)
+                child.too_late = True
+
+
+class Child:
+    """A forked process that runs one scenario: torch is loaded, CUDA is not. Ends with a line of JSON on its pipe."""
+
+    def __init__(self, scenario, function):
+        self.scenario, self.chunks, self.too_late = scenario, [], False
+        self.deadline = time.monotonic() + TIMEOUT_S
+        self.pipe, write = os.pipe()
+        self.errors = tempfile.TemporaryFile()
+        self.process = os.fork()
+        if self.process == 0:
+            try:
+                os.dup2(self.errors.fileno(), 1)
+                os.dup2(self.errors.fileno(), 2)
+                faulthandler.enable()
+                answer = json.dumps(function(scenario)).encode()
+                while answer:
+                    answer = answer[os.write(write, answer):]
+                sys.stderr.flush()
+            finally:
+                # Threads that a scenario left waiting must not keep the child.
+                os._exit(0)
+        os.close(write)
+
+    def read(self):
+        """Whether there is more to come."""
+        chunk = os.read(self.pipe, 1 << 16)
+        self.chunks.append(chunk)
+        return bool(chunk)
+
+    def result(self):
+        os.close(self.pipe)
+        _, status = os.waitpid(self.process, 0)
         try:
-            done = subprocess.run([*command, "--child", str(document), *waiting], env=environment, timeout=CHILD_TIMEOUT_S,
-                                  capture_output=True, text=True, errors="replace")
-            output, errors, code = done.stdout, done.stderr, done.returncode
-        except subprocess.TimeoutExpired as expired:
-            output, errors, code = (expired.stdout or b"").decode(), f"no end after {CHILD_TIMEOUT_S} s", None
-        records = [json.loads(line[1:]) for line in output.split("\n") if line.startswith("\x1e")]
-        finished = [record for record in records if "failures" in record]
-        started = [record for record in records if "start" in record]
-        results += finished
-        waiting = waiting[len(finished):]
-        if waiting and (not finished or not finished[-1].get("left")):
-            # The child died: that is the failure of the scenario it was in.
-            last = started[-1] if len(started) > len(finished) else {"place": document.name, "title": "the child process"}
-            tail = "\n".join(errors.strip().splitlines()[-25:])
-            results.append({"place": last["place"], "title": last["title"], "skipped": None,
-                            "failures": [f"the process ended with {code}\n{tail}"]})
-            waiting = waiting[1:]
-    return results
-
-
-# --- the child ------------------------------------------------------------------------------------------------------
-
-
-def child(document, numbers, no_unhand):
-    """Runs scenarios one after another; a line of JSON before and after each."""
-    out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    import checks
-
-    by_number = {scenario.number: scenario for scenario in parse(document)}
-    for number in numbers:
-        scenario = by_number[number]
-        about = {"place": scenario.place, "title": scenario.title}
-        out.write("\x1e" + json.dumps({"start": number, **about}) + "\n")
-        result = checks.run(scenario, no_unhand)
-        out.write("\x1e" + json.dumps({**about, **result}) + "\n")
-        if result["left"]:
-            break
-    out.flush()
-    # Threads that a scenario left waiting must not keep the child.
-    os._exit(0)
+            return json.loads(b"".join(self.chunks))
+        except ValueError:
+            self.errors.seek(0)
+            tail = "\n".join(self.errors.read().decode(errors="replace").strip().splitlines()[-25:])
+            why = f"no end after {TIMEOUT_S} s" if self.too_late else f"the process ended with status {status}"
+            return {"failures": [f"{why}\n{tail}"], "skipped": None}
 
 
 def amount(text):
