@@ -1,10 +1,16 @@
 //! The extension module `unhand._native`: what the Python package cannot do in Python.
 
+mod capture;
+mod heap;
+
 use pyo3::prelude::*;
 
 #[pymodule]
 mod _native {
     use super::*;
+
+    #[pymodule_export]
+    use super::heap::{Heap, HeapGraph};
 
     /// A number of bytes as people read it, for example `1.5 GiB`: the way the whole project writes sizes.
     #[pyfunction]
