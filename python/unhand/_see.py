@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from unhand import _allocator, _heap, _kinds
 from unhand._holders import Holder, Holders
 from unhand._native import format_bytes
-from unhand.ladder import Ladder, ladder
+from unhand._ladder import Ladder, ladder
 
 _look = threading.Lock()
 """One look at a time: two captures at once would see each other."""
