@@ -22,8 +22,16 @@ class Storage:
     """The allocator's block around it; None for memory that is not from PyTorch's allocator."""
     tensors: list = field(default_factory=list)
     """The tensors that look into it, as Python has them."""
+    bare: object = None
+    """The Python object of the storage itself, where there is one without a tensor."""
     n_known_aliases: int = 0
     """How many tensors and wrappers over it are accounted for, the saved ones of autograd included."""
+
+    def wrapper(self):
+        """The storage as Python's `UntypedStorage`; None if only native code has tensors over it."""
+        for tensor in self.tensors:
+            return tensor.untyped_storage()
+        return getattr(self.bare, "_untyped_storage", self.bare)
 
 
 class View:
@@ -51,6 +59,10 @@ class View:
         self.storage_nodes: dict[int, int] = {}
         self.tensor_storages: dict[int, int] = {}
         """Node of a tensor to the cdata of its storage."""
+        self.gradients: dict[int, object] = {}
+        """Node of a gradient to the tensor it belongs to."""
+        self.graph_nodes: list[int] = []
+        """The nodes of autograd's graph."""
         self.block_device: dict[int, int] = {}
         self.host_bytes: dict[int, int] = {}
         """Bytes of storages in host memory by cdata, where they are asked for."""
@@ -148,8 +160,11 @@ class View:
     # Memory
 
     def _find_blocks(self):
+        self.segments: dict[int, list] = {}
+        look = _allocator.snapshot()
         for device in _allocator.devices():
-            for segment in _allocator.segments(device):
+            self.segments[device] = look.segments(device) if look is not None else []
+            for segment in self.segments[device]:
                 for block in segment.blocks:
                     if block.state != "inactive":
                         self.blocks[block.address] = block
@@ -181,9 +196,15 @@ class View:
         while waiting:
             node, tensor = waiting.pop()
             self._add_storage(node, tensor)
-            for label, other in ((".grad", _autograd.gradient(tensor)), ("._base", _autograd.base(tensor))):
-                if other is not None:
-                    self._add_tensor(node, other, label, seen, waiting)
+            gradient = _autograd.gradient(tensor)
+            if gradient is not None:
+                self._add_tensor(node, gradient, ".grad", seen, waiting)
+                self.gradients[self.node(gradient)] = tensor
+            base = _autograd.base(tensor)
+            if base is not None and self.node(base) not in seen:
+                # It shares the storage, to which the view leads already: only counted, no edge.
+                seen.add(self.node(base))
+                self._add_storage(self.node(base), base, is_python=False)
             for label, other in _components(tensor):
                 self._add_tensor(node, other, label, seen, waiting)
             function = _autograd.grad_fn(tensor)
@@ -192,7 +213,7 @@ class View:
         self._add_graphs(graphs, roots, seen)
         for node in self.heap.instances(of_storages):
             storage = self.heap.object(node)
-            cdata = _read_cdata(storage)
+            cdata = read_cdata(storage)
             if cdata in self.storages:
                 self.storages[cdata].n_known_aliases += 1
                 self.edges.append((node, self.storage_nodes[cdata]))
@@ -251,6 +272,7 @@ class View:
         except Exception:
             return
         known = self._new_storage(cdata, address, self.block_at(address), device)
+        known.bare = storage
         known.n_known_aliases += 1
         self.edges.append((node, self.storage_nodes[cdata]))
 
@@ -263,6 +285,7 @@ class View:
 
     def _add_graphs(self, graphs, roots, seen):
         nodes = {key: self.node(step.function) for key, step in graphs.steps.items()}
+        self.graph_nodes = list(nodes.values())
         for node, key in roots:
             self.link(node, nodes[key], ".grad_fn")
         for key, step in graphs.steps.items():
@@ -287,7 +310,8 @@ class View:
         return [(node, self.blocks[address].bytes) for address, node in self.block_nodes.items()]
 
 
-def _read_cdata(storage):
+def read_cdata(storage):
+    """The address of the StorageImpl under a Python storage object, or None."""
     try:
         return getattr(storage, "_untyped_storage", storage)._cdata
     except Exception:

@@ -117,6 +117,23 @@ class Holders:
             parts=self._parts(owners, parts) if len(owners) == 1 else (),
         )
 
+    def name(self, node) -> tuple[str, str] | None:
+        """The best reference to a node, as (path, kind); None where none is found."""
+        held, _, _ = self.view.graph.holdings([(node, 1)])
+        if not held:
+            return None
+        owners = held[0][0]
+        paths = self.view.graph.paths_to(node, [child for _, child in owners])
+        found = [
+            self._reference(anchor, child, [path], False)
+            for (anchor, child), path in zip(owners, paths)
+            if path is not None
+        ]
+        if not found:
+            return None
+        best = min(found, key=lambda reference: (*reference.rank, reference.n_steps, reference.text))
+        return best.text, best.kind
+
     def _samples(self, targets):
         """A few targets that stand for all: the largest, the smallest, the first, the last."""
         if len(targets) <= _REPRESENTATIVES:

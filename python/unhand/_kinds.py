@@ -94,6 +94,8 @@ def advice(kind, path, n_paths, name, is_alone) -> str:
         return "Nothing refers to it but itself: a pass of the collector frees it, unhand.free() makes one."
     if kind == "workspace":
         return "Libraries keep it for their next call: unhand.free() releases it."
+    if kind == "pending":
+        return "It was freed while another stream used it, and comes back when that stream has got so far."
     if kind == "graph pool":
         return "The pool gives it back when its CUDA graph or MemPool is gone: drop the graph and what it returned."
     if kind == "native":

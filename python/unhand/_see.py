@@ -3,13 +3,17 @@
 import threading
 from dataclasses import dataclass
 
-from unhand import _allocator, _heap, _kinds
+from unhand import _allocator, _blocks, _heap, _kinds
 from unhand._holders import Holder, Holders
 from unhand._native import format_bytes
 from unhand._ladder import Ladder, ladder
 
 _look = threading.Lock()
-"""One look at a time: two captures at once would see each other."""
+
+
+def looking():
+    """The turn of one look at the heap: two at once would see each other."""
+    return _look
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +93,10 @@ def report(device=None, *, limit=20) -> Report:
     process has a context. At most `limit` holders are named for each. Nothing is changed and nothing kept: no peak
     counter, no context, no reference.
     """
-    wanted = _allocator.devices() if device is None else [_allocator.device_index(device)]
+    wanted = _allocator.devices() if device is None else [_blocks.device_index(device)]
     if not wanted:
         return Report(())
-    with _look:
+    with looking():
         view = _heap.View()
         try:
             return Report(tuple(_device_report(view, index, limit) for index in wanted))
@@ -128,7 +132,7 @@ class Explanation:
         self.nameless = [block for block in blocks if block.address not in view.block_nodes]
         self.garbage_bytes = sum(view.object(node).bytes for node in unheld)
         self.more_bytes = 0
-        self.known = _allocator.known_blocks(device, self.nameless)
+        self.known = _blocks.known(view.segments[device], self.nameless, _allocator.pool_owners())
         self.unattributed = [block for block in self.nameless if block.address not in self.known]
         self.unattributed_bytes = sum(block.bytes for block in self.unattributed)
 
@@ -186,7 +190,7 @@ class Explanation:
         """The places that allocated what is unattributed, the largest first."""
         groups: dict[str, list] = {}
         for block in self.unattributed:
-            place = _allocator.site_of(block)
+            place = _blocks.site_of(block)
             if place is not None:
                 groups.setdefault(place, []).append(block.bytes)
         sites = [Site(place, sum(sizes), len(sizes)) for place, sizes in groups.items()]
@@ -246,7 +250,7 @@ def holders(x=None, *, limit=20) -> HolderList:
         items = [holder for device in found.devices for holder in device.holders]
         items.sort(key=lambda holder: -holder.bytes)
         return HolderList("all GPU memory", None, tuple(items[:limit]))
-    with _look:
+    with looking():
         view = _heap.View()
         try:
             return _holders_of(view, x, limit)
@@ -261,7 +265,7 @@ def _holders_of(view, x, limit) -> HolderList:
         raise TypeError(f"Python does not track who refers to a {name}: ask about an object that contains it")
     closed = list(view.anchors)
     block_of = {node: n_bytes for node, n_bytes in view.weights()}
-    reached = view.graph.reachable([node], closed)
+    reached = view.graph.reachable([node], closed).list()
     n_bytes = sum(block_of.get(found, 0) for found in reached)
     held, _, _ = view.graph.holdings([(node, 1)])
     if not held:

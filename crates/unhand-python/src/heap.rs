@@ -30,6 +30,28 @@ pub(crate) struct HeapGraph {
     roots: Roots,
 }
 
+/// A set of nodes, which may be most of the heap: it stays out of Python until it is asked for.
+#[pyclass(module = "unhand._native", frozen)]
+pub(crate) struct Nodes {
+    set: NodeSet,
+}
+
+#[pymethods]
+impl Nodes {
+    fn __contains__(&self, node: u32) -> bool {
+        self.set.contains(node)
+    }
+
+    fn __len__(&self) -> usize {
+        self.set.len()
+    }
+
+    /// The nodes, in ascending order.
+    fn list(&self) -> Vec<u32> {
+        self.set.iter().collect()
+    }
+}
+
 fn error(error: unhand_heap::Error) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }
@@ -163,14 +185,20 @@ impl HeapGraph {
 
     /// The nodes that can be reached from these without leaving a closed node. Closed nodes are reached, not left.
     #[expect(clippy::needless_pass_by_value, reason = "how an argument arrives from Python")]
-    fn reachable(&self, py: Python<'_>, start: Vec<u32>, closed: Vec<u32>) -> Vec<u32> {
+    fn reachable(&self, py: Python<'_>, starts: Vec<u32>, closed: Vec<u32>) -> Nodes {
         py.detach(|| {
             let mut shut = NodeSet::new(self.graph.n_nodes());
             for node in closed {
                 shut.insert(node);
             }
-            reachable(&self.graph, &start, |node| !shut.contains(node)).iter().collect()
+            Nodes { set: reachable(&self.graph, &starts, |node| !shut.contains(node)) }
         })
+    }
+
+    /// The nodes from which one of these can be reached.
+    #[expect(clippy::needless_pass_by_value, reason = "how an argument arrives from Python")]
+    fn ancestors(&self, py: Python<'_>, ends: Vec<u32>) -> Nodes {
+        py.detach(|| Nodes { set: reachable(self.backwards(), &ends, |_| true) })
     }
 
     /// A shortest path from each of `starts` to `end`, both included; None where there is none.

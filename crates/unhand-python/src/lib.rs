@@ -13,7 +13,7 @@ mod _native {
     use super::*;
 
     #[pymodule_export]
-    use super::heap::{Heap, HeapGraph};
+    use super::heap::{Heap, HeapGraph, Nodes};
 
     /// A number of bytes as people read it, for example `1.5 GiB`: the way the whole project writes sizes.
     #[pyfunction]
