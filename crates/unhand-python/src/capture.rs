@@ -4,6 +4,8 @@
 //! alive while the graph is used; what it does not name (frozen objects, objects that became tracked late) is found
 //! on the way and kept alive too. Dropping the [`Capture`] drops all of these references.
 
+#![allow(unsafe_code, reason = "CPython's own functions on objects by address; each block says why it is sound")]
+
 use std::ffi::{c_int, c_void};
 
 use pyo3::exceptions::PyRuntimeError;
