@@ -50,14 +50,18 @@ def local_values(frame) -> list:
 
 
 def running() -> tuple[list[Running], list]:
-    """The running frames of every thread, innermost first, and beside them the frames of this package."""
+    """The running frames of every thread, innermost first, and beside them the frames of this package.
+
+    Empty the second list before the function that has it returns: a frame that is kept keeps its own locals.
+    """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     here = threading.get_ident()
     frames, ours = [], []
     for ident, frame in sys._current_frames().items():
         while frame is not None:
             if ident == here and is_ours(frame):
-                ours.append(frame)
+                if frame.f_code is not running.__code__:
+                    ours.append(frame)
             else:
                 code = frame.f_code
                 frames.append(

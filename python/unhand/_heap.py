@@ -43,6 +43,7 @@ class View:
     def __init__(self, *, skip=(), weigh_host=False):
         self.frames, ours = _frames.running()
         self.heap = _native.Heap([*skip, *ours])
+        ours.clear()
         self.torch = sys.modules.get("torch")
         self.names: dict[tuple[int, int], str] = {}
         """Labels of edges that were added, by (from, to)."""
@@ -216,7 +217,7 @@ class View:
             cdata = read_cdata(storage)
             if cdata in self.storages:
                 self.storages[cdata].n_known_aliases += 1
-                self.edges.append((node, self.storage_nodes[cdata]))
+                self._link_wrapper(node, cdata)
             elif cdata is not None:
                 self._add_bare_storage(node, storage, cdata)
 
@@ -274,7 +275,11 @@ class View:
         known = self._new_storage(cdata, address, self.block_at(address), device)
         known.bare = storage
         known.n_known_aliases += 1
-        self.edges.append((node, self.storage_nodes[cdata]))
+        self._link_wrapper(node, cdata)
+
+    def _link_wrapper(self, node, cdata):
+        """A storage and Python's object for it refer to each other: PyTorch keeps the object with the storage."""
+        self.edges += [(node, self.storage_nodes[cdata]), (self.storage_nodes[cdata], node)]
 
     def _add_host_storage(self, node, tensor, cdata):
         if self._weigh_host and tensor.device.type == "cpu":

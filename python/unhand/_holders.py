@@ -135,12 +135,11 @@ class Holders:
         return best.text, best.kind
 
     def _samples(self, targets):
-        """A few targets that stand for all: the largest, the smallest, the first, the last."""
+        """A few targets that stand for all, the largest first: it decides the kind."""
+        ordered = sorted(targets, key=lambda node: -self.view.object(node).bytes)
         if len(targets) <= _REPRESENTATIVES:
-            return targets
-        size = {node: self.view.object(node).bytes for node in targets}
-        ordered = sorted(targets, key=size.__getitem__)
-        return list(dict.fromkeys([ordered[-1], ordered[0], targets[0], targets[-1]]))
+            return ordered
+        return list(dict.fromkeys([ordered[0], ordered[-1], targets[0], targets[-1]]))
 
     def _reference(self, anchor, child, paths, is_many) -> _Reference:
         full = self.namer.steps(anchor, paths[0])
@@ -153,6 +152,9 @@ class Holders:
             while all(len(path) > common + 1 and path[common] == paths[0][common] for path in paths):
                 common += 1
             steps = self.namer.steps(anchor, paths[0][:common]) if common > 1 else []
+            while steps and steps[-1].role == "module":
+                # The dictionary inside of a module is no name.
+                steps.pop()
         text = names[0] + "".join(step.label for step in steps)
         holding = steps[-1].target if steps else self.view.object(child)
         return _Reference(names, text, kind, _type_of(holding), self._rank(anchor, names[0], kind), len(full), ())

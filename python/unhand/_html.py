@@ -96,3 +96,63 @@ def ladder_html(ladder):
 
 def _text(cell):
     return "n/a" if cell is None else escape(str(cell))
+
+
+def holder_rows(holders):
+    """Rows of a table of holders."""
+    return [
+        (
+            _native.format_bytes(holder.bytes),
+            holder.kind,
+            "\n".join(holder.paths[:6]) + (f"\nand {len(holder.paths) - 6} more" if len(holder.paths) > 6 else ""),
+            f"{holder.n_storages:,}",
+            holder.advice,
+        )
+        for holder in holders
+    ]
+
+
+_HOLDER_HEADERS = ("bytes", "kind", "held by", "storages", "what to do")
+
+
+def report_html(report):
+    """A whole report: for each device the ladder and the holders."""
+    if not report.devices:
+        return f'<div style="{_FONT}">{escape(str(report))}</div>'
+    parts = []
+    for device in report.devices:
+        parts.append(ladder_html(device.ladder))
+        rows = holder_rows(device.holders)
+        if device.unattributed_bytes:
+            size = _native.format_bytes(device.unattributed_bytes)
+            rows.append((size, "unattributed", "no Python object leads to it", "", ""))
+        if rows:
+            parts.append(table_html(_HOLDER_HEADERS, rows, "rllrl"))
+    return "".join(parts)
+
+
+def holders_html(found):
+    """The holders of something, as `unhand.holders` returns them."""
+    head = found.of + (f", {_native.format_bytes(found.bytes)} on GPUs" if found.bytes is not None else "")
+    table = table_html(_HOLDER_HEADERS, holder_rows(found), "rllrl")
+    return f'<div style="{_FONT}"><b>{escape(head)}</b>, held by</div>{table}'
+
+
+def freed_html(freed):
+    """What `unhand.free` did, and what it left."""
+    first = str(freed).splitlines()[0]
+    rows = [(f"cuda:{after.device}", *_pair(before, after)) for before, after in zip(freed.before, freed.after)]
+    parts = [f'<div style="{_FONT}"><b>{escape(first)}</b></div>']
+    parts.append(table_html(("device", "used on the device", "reserved", "allocated"), rows))
+    for title, holders in (("not touched: somebody else needs it", freed.shared), ("still held by", freed.kept)):
+        if holders:
+            parts.append(f'<div style="{_FONT}">{title}</div>')
+            parts.append(table_html(_HOLDER_HEADERS, holder_rows(holders[:8]), "rllrl"))
+    return "".join(parts)
+
+
+def _pair(before, after):
+    for name in ("device_used_bytes", "reserved_bytes", "allocated_bytes"):
+        old, new = getattr(before, name), getattr(after, name)
+        known = old is not None and new is not None
+        yield f"{_native.format_bytes(old)} → {_native.format_bytes(new)}" if known else "n/a"

@@ -126,7 +126,8 @@ class Explanation:
     def __init__(self, view, device):
         self.view, self.device = view, device
         weights = [(node, n_bytes) for node, n_bytes in view.weights() if view.block_device[view.object(node).address] == device]
-        self.held, unheld, _ = view.graph.holdings(weights)
+        held, unheld, _ = view.graph.holdings(weights)
+        self.held = sorted(_by_sort(view, held), key=lambda holding: -holding[3])
         self.garbage = unheld
         blocks = [block for address, block in view.blocks.items() if view.block_device[address] == device]
         self.nameless = [block for block in blocks if block.address not in view.block_nodes]
@@ -195,6 +196,25 @@ class Explanation:
                 groups.setdefault(place, []).append(block.bytes)
         sites = [Site(place, sum(sizes), len(sizes)) for place, sizes in groups.items()]
         return tuple(sorted(sites, key=lambda site: -site.bytes)[:5])
+
+
+def _by_sort(view, holdings):
+    """The same holdings, with gradients apart from what they are the gradients of."""
+    gradients = set()
+    for node in view.gradients:
+        cdata = view.tensor_storages.get(node)
+        block = view.storages[cdata].block if cdata is not None else None
+        if block is not None:
+            gradients.add(view.block_nodes[block.address])
+    for holding in holdings:
+        owners, more, targets, _, parts = holding
+        apart = [node for node in targets if node in gradients]
+        if not apart or len(apart) == len(targets):
+            yield holding
+            continue
+        rest = [node for node in targets if node not in gradients]
+        yield owners, more, rest, sum(view.object(node).bytes for node in rest), parts
+        yield owners, more, apart, sum(view.object(node).bytes for node in apart), []
 
 
 def explain(view, device) -> Explanation:
