@@ -57,13 +57,12 @@ def kind_of(view: "_heap.View", anchor, child, start, steps) -> str:
         return "generator"
     if "autograd" in roles:
         return "autograd graph"
-    if any(
-        step.label == ".state" and (_is(step.owner, "Optimizer") or hasattr(type(step.owner), "param_groups"))
-        for step in steps
-    ):
-        return "optimizer state"
     if "gradient" in roles:
         return "gradients"
+    for step, following in zip(steps, steps[1:]):
+        # The keys of the state are the parameters, which are not the optimizer's.
+        if step.label == ".state" and _is(step.owner, "Optimizer") and following.role != "as key":
+            return "optimizer state"
     if "parameter" in roles or "buffer" in roles:
         return "parameters"
     if "closure" in roles or "default" in roles or "argument" in roles:

@@ -96,13 +96,10 @@ class Namer:
 
 def _names_of(owner, target, further):
     """The step from `owner` to `target`, or over `target` to `further` where `target` is only a container inside."""
-    kind = type(owner)
-    if kind is dict:
-        key = _key_of(owner, target)
-        if key is not None:
-            return f"[{key!r}]" if isinstance(key, str) else f"[{_short(key)}]", "key", 1
-        key = next((key for key in owner if key is target), None)
-        return (f"[key {_short(target)}]", "key", 1) if key is not None else None
+    if isinstance(owner, dict):
+        named = _of_dict(owner, target)
+        if named is not None:
+            return named
     if isinstance(owner, (list, tuple, deque)):
         named = _field_of(owner, target)
         if named is not None:
@@ -174,6 +171,17 @@ def _fold(steps) -> list[Step]:
         else:
             folded.append(step)
     return folded
+
+
+def _of_dict(owner, target):
+    keys = _keys_of(owner, target)
+    if keys:
+        return f"[{_short(keys[0])}]", "key", 1
+    try:
+        is_key = any(key is target for key in list(dict.keys(owner)))
+    except RuntimeError:
+        is_key = False
+    return (f"[key {_short(target)}]", "as key", 1) if is_key else None
 
 
 def _field_of(owner, target):
@@ -283,10 +291,6 @@ def _of_instance(owner, target, further):
                         return f".{name}", "attribute", 1
                 except Exception:
                     continue
-    if isinstance(owner, dict):
-        key = _key_of(owner, target)
-        if key is not None:
-            return f"[{key!r}]" if isinstance(key, str) else f"[{_short(key)}]", "key", 1
     return None
 
 

@@ -207,13 +207,13 @@ def _by_sort(view, holdings):
         if block is not None:
             gradients.add(view.block_nodes[block.address])
     for holding in holdings:
-        owners, more, targets, _, parts = holding
+        owners, more, targets, _, _ = holding
         apart = [node for node in targets if node in gradients]
         if not apart or len(apart) == len(targets):
             yield holding
             continue
         rest = [node for node in targets if node not in gradients]
-        yield owners, more, rest, sum(view.object(node).bytes for node in rest), parts
+        yield owners, more, rest, sum(view.object(node).bytes for node in rest), []
         yield owners, more, apart, sum(view.object(node).bytes for node in apart), []
 
 
