@@ -87,6 +87,10 @@ class Snapshot:
         """The segments of one device, by address."""
         return [_segment(raw) for raw in self._segments if raw["device"] == device]
 
+    def pools(self):
+        """The pools that have segments, on any device."""
+        return {tuple(raw.get("segment_pool_id", DEFAULT_POOL)) for raw in self._segments}
+
 
 def devices():
     """The devices on which this process has a context; none if it has not started CUDA through PyTorch."""
@@ -239,19 +243,20 @@ class PoolOwners:
     is_complete: bool
 
 
-def pool_owners():
+def pool_owners(capturing=None):
     """Who owns which private pool: the live `CUDAGraph` and `MemPool` objects.
 
     A pool's memory goes back when its use count is 0 (`releasePool` in c10/cuda/CUDACachingAllocator.cpp), which these
     objects count up and down. The count itself cannot be asked for. What is not seen: owners written in C++, and
     objects that `gc.freeze()` took out of sight; with frozen objects, and during a capture (whose graph does not tell
-    its pool yet), the answer is not complete.
+    its pool yet), the answer is not complete. `capturing` is `is_capturing()`, of callers that have asked already.
     """
     torch = started_torch()
     graphs, mem_pools = {}, {}
     if torch is None:
         return PoolOwners(graphs, mem_pools, True)
-    is_complete = gc.get_freeze_count() == 0 and not is_capturing()
+    capturing = is_capturing() if capturing is None else capturing
+    is_complete = gc.get_freeze_count() == 0 and not capturing
     graph_kind = getattr(torch._C, "_CUDAGraph", None)
     mem_pool_kind = getattr(torch._C, "_MemPool", None)
     kinds = tuple(kind for kind in (graph_kind, mem_pool_kind) if kind is not None)
@@ -290,7 +295,9 @@ def is_capturing():
         streams.add(default)
     for stream in streams:
         if has_context(stream.device_index):
-            with torch.cuda.stream(stream):
+            # The device first: to leave a stream of another device, `torch.cuda.stream` sets the device that was
+            # current, and that makes a context there.
+            with torch.cuda.device(stream.device_index), torch.cuda.stream(stream):
                 if here():
                     return True
     return False
