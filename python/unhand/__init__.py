@@ -1,1 +1,45 @@
-"""See what holds your GPU memory, make it let go, keep it free."""
+"""See what holds your GPU memory, make it let go, keep it free.
+
+    import unhand
+
+    unhand.report()                 # where every byte is, and who holds it
+    unhand.holders(model)           # every reference that keeps it alive
+    unhand.free(model, optimizer)   # their memory goes back to the driver
+    unhand.free()                   # what nobody meant to keep: tracebacks, dead cycles, workspaces, caches
+    unhand.compact()                # no restart for fragmentation
+
+Importing this package imports neither torch nor IPython, starts nothing and touches no GPU.
+"""
+
+import importlib
+
+_PLACES = {
+    "report": "_see",
+    "Report": "_see",
+    "holders": "_see",
+    "Holder": "_holders",
+    "ladder": "_ladder",
+    "Ladder": "_ladder",
+    "free": "_free",
+    "Freed": "_free",
+    "compact": "_compact",
+    "Compacted": "_compact",
+    "Error": "errors",
+    "FreedError": "errors",
+    "CaptureError": "errors",
+}
+
+__all__ = list(_PLACES)
+
+
+def __getattr__(name):
+    place = _PLACES.get(name)
+    if place is None:
+        raise AttributeError(f"module `unhand` has no attribute `{name}`")
+    value = getattr(importlib.import_module(f"unhand.{place}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__():
+    return sorted([*globals(), *_PLACES])

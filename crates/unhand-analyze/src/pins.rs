@@ -2,7 +2,7 @@
 
 use rustc_hash::FxHashMap;
 use serde::Serialize;
-use unhand_snapshot::{Block, BlockState, PoolId, Segment, SegmentKind, StackId};
+use unhand_snapshot::{Block, BlockState, PoolId, Segment, SegmentKind, Snapshot, StackId};
 
 use crate::category::is_cublas_workspace;
 use crate::prose::plural;
@@ -102,6 +102,12 @@ pub(crate) struct FreeParts {
 }
 
 impl Cache {
+    /// The cache of one device at the time of the snapshot. Needs no history.
+    pub fn of_device(snapshot: &Snapshot, device: usize) -> Cache {
+        let segments = snapshot.segments.iter().filter(|s| usize::try_from(s.device) == Ok(device));
+        Cache::of(segments, &Rounding::of(&snapshot.settings), &mut Sites::new(snapshot))
+    }
+
     pub(crate) fn of<'s>(
         segments: impl IntoIterator<Item = &'s Segment>,
         rounding: &Rounding,

@@ -1,14 +1,38 @@
 //! The extension module `unhand._native`: what the Python package cannot do in Python.
 
+mod cache;
+mod capture;
+mod heap;
+
 use pyo3::prelude::*;
 
 #[pymodule]
 mod _native {
+    use pyo3::exceptions::PyValueError;
+
     use super::*;
+
+    #[pymodule_export]
+    use super::heap::{Heap, HeapGraph, Nodes};
 
     /// A number of bytes as people read it, for example `1.5 GiB`: the way the whole project writes sizes.
     #[pyfunction]
     fn format_bytes(bytes: u64) -> String {
         unhand_alloc::Bytes(bytes).to_string()
+    }
+
+    /// Whether a request of so many bytes has the size of a workspace that PyTorch allocates for cuBLAS.
+    #[pyfunction]
+    fn is_cublas_workspace(bytes: u64) -> bool {
+        unhand_analyze::is_cublas_workspace(bytes)
+    }
+
+    /// What of the cache can be given back, per device, as JSON: `{"devices": [{"device": 0, "cache": {…}}]}`.
+    ///
+    /// Takes a pickle of what `torch.cuda.memory._snapshot()` returns; segments and settings are enough. No code in
+    /// it is run.
+    #[pyfunction]
+    fn cache(py: Python<'_>, snapshot_pickle: &[u8]) -> PyResult<String> {
+        py.detach(|| crate::cache::caches(snapshot_pickle)).map_err(PyValueError::new_err)
     }
 }

@@ -77,9 +77,11 @@ impl Gpu {
         self.devices.get_mut(index).ok_or(Code::INVALID_DEVICE)
     }
 
-    /// The calling thread's device.
+    /// The calling thread's device. To use it is to have a context on it.
     pub(crate) fn current(&mut self) -> Result<&mut DeviceMemory, Code> {
-        self.device(current_device())
+        let device = self.device(current_device())?;
+        device.enter();
+        Ok(device)
     }
 
     /// Which device an address belongs to, whether or not memory is there.
@@ -93,11 +95,13 @@ pub(crate) fn current_device() -> i32 {
     i32::try_from(CURRENT_DEVICE.get()).unwrap_or(0)
 }
 
-/// Chooses it.
+/// Chooses it. Since CUDA 12 that makes a context there.
 pub(crate) fn set_current_device(ordinal: i32) -> Outcome {
     let index = usize::try_from(ordinal).map_err(|_| Code::INVALID_DEVICE)?;
-    if index >= gpu().devices.len() {
-        return Err(Code::INVALID_DEVICE);
+    let mut gpu = gpu();
+    let device = gpu.devices.get_mut(index).ok_or(Code::INVALID_DEVICE)?;
+    if config().cuda_major() >= 12 {
+        device.enter();
     }
     CURRENT_DEVICE.set(index);
     Ok(())

@@ -60,12 +60,12 @@ entries! { plain:
         bytes.set(usize::try_from(total).unwrap_or(usize::MAX))
     }
     fn cuDevicePrimaryCtxGetState(device: c_int, flags: Out<c_uint>, is_active: Out<c_int>) {
-        gpu().device(device)?;
+        let is_there = gpu().device(device)?.has_context();
         flags.set_if_asked(0);
-        is_active.set(1)
+        is_active.set(c_int::from(is_there))
     }
     fn cuDevicePrimaryCtxRetain(context: Out<u64>, device: c_int) {
-        gpu().device(device)?;
+        gpu().device(device)?.enter();
         context.set(CONTEXTS + index(device)? as u64)
     }
     fn cuDevicePrimaryCtxRelease_v2(device: c_int) {

@@ -205,9 +205,12 @@ fn uuid_text(index: usize) -> String {
     format!("GPU-{}-{}-{}-{}-{}", part(0..4), part(4..6), part(6..8), part(8..10), part(10..16))
 }
 
-/// Only this process uses the devices.
+/// Only this process uses the devices, and only those on which it has a context.
 fn processes_of(device: u64, count: Out<c_uint>, processes: Out<Process>) -> Outcome {
     let index = index_of(device)?;
+    if !gpu().devices[index].has_context() {
+        return count.set(0);
+    }
     let room = count.get()?;
     count.set(1)?;
     if room == 0 {

@@ -69,6 +69,7 @@ entries! { runtime:
     fn cudaDeviceSynchronize() {
         let mut gpu = gpu();
         gpu.unsafe_call()?;
+        gpu.current()?;
         gpu.streams.wait_for_device(current_device());
         Ok(())
     }

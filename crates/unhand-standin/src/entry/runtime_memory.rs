@@ -62,6 +62,7 @@ entries! { runtime:
     fn cudaHostRegister(address: u64, bytes: usize, _flags: c_uint) {
         let mut gpu = gpu();
         gpu.unsafe_call()?;
+        gpu.current()?;
         gpu.host.register(address, bytes as u64, current_device())
     }
     fn cudaHostUnregister(address: u64) {
@@ -218,6 +219,8 @@ fn allocate(address: Out<u64>, bytes: usize) -> Outcome {
 pub(super) fn free(address: u64) -> Outcome {
     let mut gpu = gpu();
     gpu.unsafe_call()?;
+    // Whose memory it is does not matter: the caller's device gets a context, which is what `cudaFree(0)` is used for.
+    gpu.current()?;
     if address == 0 {
         return Ok(());
     }
@@ -238,6 +241,7 @@ pub(super) fn allocate_host(address: Out<u64>, bytes: usize, origin: Origin) -> 
     }
     let mut gpu = gpu();
     gpu.unsafe_call()?;
+    gpu.current()?;
     if bytes == 0 {
         return address.set(0);
     }

@@ -75,10 +75,14 @@ entries! { runtime:
     }
 
     fn cudaEventCreate(event: Out<u64>) {
-        event.set(gpu().streams.create_event(true))
+        let mut gpu = gpu();
+        gpu.current()?;
+        event.set(gpu.streams.create_event(true))
     }
     fn cudaEventCreateWithFlags(event: Out<u64>, flags: c_uint) {
-        event.set(gpu().streams.create_event(flags & NO_TIMING == 0))
+        let mut gpu = gpu();
+        gpu.current()?;
+        event.set(gpu.streams.create_event(flags & NO_TIMING == 0))
     }
     fn cudaEventDestroy(event: u64) {
         gpu().streams.destroy_event(event)
@@ -187,7 +191,9 @@ entries! { runtime:
 
 fn create(stream: Out<u64>, flags: c_uint, priority: c_int) -> Outcome {
     let is_blocking = flags & NON_BLOCKING == 0;
-    stream.set(gpu().streams.create(current_device(), is_blocking, priority.clamp(-5, 0)))
+    let mut gpu = gpu();
+    gpu.current()?;
+    stream.set(gpu.streams.create(current_device(), is_blocking, priority.clamp(-5, 0)))
 }
 
 fn list(nodes: In<u64>, count: usize) -> Result<Vec<u64>, Code> {

@@ -212,6 +212,7 @@ impl Gpu {
 
     /// Puts work on a stream. Gives it back to be done now, or keeps it for the graph.
     pub(crate) fn enqueue(&mut self, handle: u64, work: Work) -> Result<Option<Work>, Code> {
+        self.current()?;
         let key = self.streams.key(handle, current_device())?;
         let Some(id) = self.streams.get(key)?.capture else {
             if Streams::is_default(key) && self.is_blocking_captured() {

@@ -23,7 +23,9 @@ const MOST_PER_DEVICE: u64 = 16 << 40;
 pub(crate) struct DeviceMemory {
     pub(crate) arena: Arena,
     pub(crate) memory_bytes: u64,
+    /// What the context takes, once there is one.
     context_bytes: u64,
+    has_context: bool,
     used_bytes: u64,
     placement: Placement,
     /// Added to a placement's address of plain memory.
@@ -68,6 +70,7 @@ impl DeviceMemory {
             arena,
             memory_bytes,
             context_bytes: context_bytes.min(memory_bytes),
+            has_context: false,
             used_bytes: 0,
             placement,
             plain_shift,
@@ -78,9 +81,20 @@ impl DeviceMemory {
         })
     }
 
+    /// Something needs the device's context: it is made if there is none, and stays.
+    pub(crate) fn enter(&mut self) {
+        self.has_context = true;
+    }
+
+    /// Whether the program has used the device.
+    pub(crate) fn has_context(&self) -> bool {
+        self.has_context
+    }
+
     /// What nobody holds.
     pub(crate) fn free_bytes(&self) -> u64 {
-        self.memory_bytes.saturating_sub(self.context_bytes).saturating_sub(self.used_bytes)
+        let context_bytes = if self.has_context { self.context_bytes } else { 0 };
+        self.memory_bytes.saturating_sub(context_bytes).saturating_sub(self.used_bytes)
     }
 
     /// What this process holds, its context counted.
@@ -95,6 +109,7 @@ impl DeviceMemory {
 
     /// Counts memory as used, or refuses.
     pub(crate) fn charge(&mut self, bytes: u64) -> Outcome {
+        self.enter();
         if bytes > self.free_bytes() {
             return Err(Code::OUT_OF_MEMORY);
         }
@@ -267,8 +282,17 @@ mod tests {
     }
 
     #[test]
+    fn a_context_takes_memory_once_something_needs_it() {
+        let mut device = device(64 * MIB);
+        assert_eq!((device.has_context(), device.free_bytes(), device.held_bytes()), (false, 64 * MIB, 0));
+        device.enter();
+        assert_eq!((device.has_context(), device.free_bytes(), device.held_bytes()), (true, 60 * MIB, 4 * MIB));
+    }
+
+    #[test]
     fn counts_in_units_of_2_mib_and_refuses_beyond_capacity() {
         let mut device = device(64 * MIB);
+        device.enter();
         assert_eq!(device.free_bytes(), 60 * MIB);
         let first = device.malloc(1).expect("fits");
         assert_eq!((device.free_bytes(), device.held_bytes()), (58 * MIB, 6 * MIB));

@@ -1,0 +1,78 @@
+"""The running frames of all threads and their locals, read without leaving anything behind in them."""
+
+import inspect
+import os
+import sys
+import threading
+from dataclasses import dataclass
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A frame that is running, with what its names refer to."""
+
+    frame: object
+    thread: str
+    is_this_thread: bool
+    function: str
+    place: str
+    values: list
+
+
+def is_ours(frame) -> bool:
+    """Whether a frame runs code of this package."""
+    return os.path.dirname(os.path.abspath(frame.f_code.co_filename)) == HERE
+
+
+def place(code, line) -> str:
+    """Where a frame is, as `file.py:12`."""
+    return f"{os.path.basename(code.co_filename)}:{line or code.co_firstlineno}"
+
+
+def local_values(frame) -> list:
+    """The local variables of a frame as (name, value), and not those of a module's namespace.
+
+    Up to Python 3.12 `frame.f_locals` of a running function makes a dictionary that stays in the frame and keeps the
+    values alive after the function let go of them (CPython, Objects/frameobject.c, `PyFrame_FastToLocalsWithError`).
+    It is emptied again, unless somebody else has it, by `locals()` or as a debugger.
+    """
+    if frame.f_locals is frame.f_globals:
+        return []
+    found = frame.f_locals
+    values = list(found.items())
+    is_copy = sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    # The frame, the name `found` and the argument of getrefcount.
+    if is_copy and frame.f_trace is None and sys.getrefcount(found) == 3:
+        found.clear()
+    return values
+
+
+def running() -> tuple[list[Running], list]:
+    """The running frames of every thread, innermost first, and beside them the frames of this package.
+
+    Empty the second list before the function that has it returns: a frame that is kept keeps its own locals.
+    """
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    here = threading.get_ident()
+    frames, ours = [], []
+    for ident, frame in sys._current_frames().items():
+        while frame is not None:
+            if ident == here and is_ours(frame):
+                if frame.f_code is not running.__code__:
+                    ours.append(frame)
+            else:
+                code = frame.f_code
+                frames.append(
+                    Running(
+                        frame=frame,
+                        thread=names.get(ident, f"thread {ident}"),
+                        is_this_thread=ident == here,
+                        function=getattr(code, "co_qualname", code.co_name),
+                        place=place(code, frame.f_lineno),
+                        values=local_values(frame),
+                    )
+                )
+            frame = frame.f_back
+    return frames, ours

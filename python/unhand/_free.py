@@ -1,0 +1,288 @@
+"""`free`: the memory of what the user names goes back to the driver, and what stays is named."""
+
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+from unhand import _actions, _allocator, _guard, _heap, _see
+from unhand._holders import Holder, Holders
+from unhand._ladder import Ladder, ladder
+from unhand._native import format_bytes
+from unhand._targets import Targets
+from unhand.errors import CaptureError, Error
+
+_turn = threading.Lock()
+"""One `free` at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What `free` did, and what it left."""
+
+    returned_bytes: int
+    """What the driver got back, over all devices: the difference of its own figure for free memory."""
+    freed_bytes: int
+    """Allocated bytes that were let go, over all devices."""
+    n_storages: int
+    """How many storages of the targets were released."""
+    shared: tuple[Holder, ...]
+    """Storages of the targets that were not touched, with who else needs them."""
+    kept: tuple[Holder, ...]
+    """Who holds what is still allocated, the largest first."""
+    before: tuple[Ladder, ...]
+    after: tuple[Ladder, ...]
+    actions: tuple["_actions.Action", ...]
+    """What was done, in order."""
+    dry_run: bool
+    seconds: float
+
+    def to_dict(self) -> dict:
+        """Plain values, with the names of the fields, and the version of their layout."""
+        plain = {"schema_version": 1, **{name: getattr(self, name) for name in self.__slots__}}
+        for name in ("shared", "kept", "before", "after", "actions"):
+            plain[name] = [item.to_dict() for item in getattr(self, name)]
+        return plain
+
+    def __str__(self):
+        if self.dry_run:
+            lines = [f"would free {format_bytes(self.freed_bytes)} in {_storages(self.n_storages)} (nothing was done)"]
+        else:
+            lines = [
+                f"returned {format_bytes(self.returned_bytes)} to the driver; "
+                f"{format_bytes(self.freed_bytes)} were let go, {_storages(self.n_storages)} of the targets"
+            ]
+            for before, after in zip(self.before, self.after):
+                lines.append(f"  cuda:{before.device}  {_change(before, after)}")
+        for action in self.actions:
+            if action.error or action.detail or action.freed_bytes:
+                lines.append(f"  {action}")
+        if self.shared:
+            lines.append("  not touched, because somebody else needs it (shared=True frees it all the same):")
+            lines += [f"  {line}" for holder in self.shared[:8] for line in str(holder).splitlines()]
+        if self.kept:
+            lines.append("  still held by")
+            lines += [f"  {line}" for holder in self.kept[:8] for line in str(holder).splitlines()]
+        return "\n".join(lines)
+
+    def _repr_html_(self):
+        from unhand import _html
+
+        return _html.freed_html(self)
+
+
+def _storages(n) -> str:
+    return "1 storage" if n == 1 else f"{n:,} storages"
+
+
+def _change(before, after) -> str:
+    words = []
+    for word, name in (
+        ("used on the device", "device_used_bytes"),
+        ("reserved", "reserved_bytes"),
+        ("allocated", "allocated_bytes"),
+    ):
+        old, new = getattr(before, name), getattr(after, name)
+        if old is not None and new is not None:
+            words.append(f"{word} {format_bytes(old)} -> {format_bytes(new)}")
+    return ", ".join(words)
+
+
+def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
+    """Give the GPU memory of the targets back to the driver, whoever still refers to them.
+
+    A target is a tensor, a module, an optimizer, a container, or any object with tensors on it: parameters, buffers,
+    gradients, optimizer state, attributes and items are released, and the autograd graph that hangs on a tensor is
+    dropped. A freed tensor keeps its shape and type; using its data raises `FreedError` (or a RuntimeError from C++
+    that says the same), never a CUDA error. Give it new data through `tensor.data = …` to use it again.
+
+    Memory that a tensor or a module outside of the targets shares is left alone and listed, unless `shared` is true.
+    So is memory that a captured CUDA graph may use: name the graph as well.
+
+    Without targets it frees only what nobody meant to keep: tracebacks, dead cycles, workspaces, caches. That is done
+    with targets too. `compile_caches` also resets `torch.compile`. With `dry_run` nothing is done, only told.
+
+    Needs no GPU memory itself. Raises `CaptureError` while a CUDA graph is being captured, and TypeError for a target
+    that cannot hold a tensor.
+    """
+    started = time.perf_counter()
+    targets = tuple(target for target in targets if target is not None)
+    with _turn:
+        if _allocator.is_capturing():
+            raise CaptureError("a CUDA graph is being captured: call unhand.free() before or after the capture")
+        devices = _allocator.devices()
+        before = tuple(map(ladder, devices))
+        actions = [] if dry_run else [_actions.tracebacks(), _actions.collect()]
+        if compile_caches and not dry_run:
+            actions.append(_actions.compile_caches())
+        if not dry_run:
+            actions.append(_actions.synchronize())
+        outcome = _release(targets, shared, dry_run)
+        del targets
+        if not dry_run:
+            actions += _let_go(devices)
+        after = tuple(map(ladder, devices)) if not dry_run else before
+        kept = _kept()
+    return Freed(
+        returned_bytes=sum(_difference(old, new, "device_used_bytes") for old, new in zip(before, after)),
+        freed_bytes=(
+            outcome.n_bytes
+            if dry_run
+            else sum(_difference(old, new, "allocated_bytes") for old, new in zip(before, after))
+        ),
+        n_storages=outcome.n_storages,
+        shared=outcome.shared,
+        kept=kept,
+        before=before,
+        after=after,
+        actions=tuple(actions),
+        dry_run=dry_run,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _difference(before, after, name) -> int:
+    old, new = getattr(before, name), getattr(after, name)
+    return max(0, old - new) if old is not None and new is not None else 0
+
+
+def _let_go(devices) -> list:
+    """Everything that gives memory back without anybody's name: in an order in which each makes the next worth it."""
+    done = [_actions.collect(), _actions.workspaces(), _actions.autocast_cache()]
+    done += [_actions.fft_plans(device) for device in devices]
+    done += [_actions.ipc(), _actions.pinned_host_cache(), _actions.empty_cache()]
+    return done
+
+
+@dataclass(slots=True)
+class _Outcome:
+    n_storages: int = 0
+    n_bytes: int = 0
+    shared: tuple = ()
+
+
+def _release(targets, shared, dry_run) -> _Outcome:
+    torch = sys.modules.get("torch")
+    if not targets:
+        return _Outcome()
+    if torch is None:
+        raise Error("torch is not imported in this process, so nothing here holds GPU memory of its")
+    if not _guard.is_available(torch):
+        raise Error(f"torch {torch.__version__} cannot guard a freed tensor; delete the references that unhand.holders() names")
+    with _see.looking():
+        view = _heap.View(skip=[targets])
+        try:
+            asked = Targets(view, targets)
+            found = asked.belongings(shared)
+            outcome = _Outcome(len(found.storages), _bytes_of(view, found.storages), _shared_holders(view, found))
+            if not dry_run:
+                _reset_graphs(view, asked)
+                _release_storages(torch, view, found)
+            return outcome
+        finally:
+            view.close()
+
+
+def _bytes_of(view, storages) -> int:
+    blocks = {view.storages[cdata].block.address for cdata in storages if view.storages[cdata].block is not None}
+    return sum(view.blocks[address].bytes for address in blocks)
+
+
+def _reset_graphs(view, asked):
+    """Captured graphs among the targets go first: their pools cannot be given back while they live."""
+    for node in asked.graphs_inside():
+        try:
+            view.object(node).reset()
+        except Exception:
+            # A graph that holds nothing.
+            continue
+
+
+def _release_storages(torch, view, found):
+    """Release the storages, and leave their tensors in a state that says so."""
+    with torch._C.DisableTorchFunctionSubclass():
+        for node, tensor in found.tensors.items():
+            owner = view.gradients.get(node)
+            if owner is not None and view.tensor_storages[node] in found.storages_set:
+                owner.grad = None
+        for cdata in found.storages:
+            storage = view.storages[cdata]
+            wrapper = storage.wrapper()
+            if wrapper is None:
+                continue
+            if not _guard.release(torch, wrapper, _message(storage)):
+                _replace(torch, storage)
+            del wrapper
+        for node, tensor in found.tensors.items():
+            if view.tensor_storages[node] not in found.storages_set:
+                continue
+            _drop_graph(torch, tensor)
+            _guard.mark(torch, tensor)
+
+
+def _message(storage) -> str:
+    return f"the memory of this tensor on cuda:{storage.device} was given back by unhand.free"
+
+
+def _replace(torch, storage):
+    """For memory that cannot be resized (from IPC, DLPack or C++): let go of it tensor by tensor.
+
+    A tensor of the host without memory of its own takes the place: using it with CUDA tensors raises PyTorch's error
+    for tensors on different devices.
+    """
+    for tensor in storage.tensors:
+        try:
+            tensor.data = torch.empty((), dtype=tensor.dtype).expand(tensor.shape)
+        except RuntimeError:
+            continue
+
+
+def _drop_graph(torch, tensor):
+    """Let go of the graph that made a tensor, with all that the graph saved."""
+    if tensor.grad_fn is None:
+        return
+    try:
+        tensor.detach_()
+    except RuntimeError:
+        # A view cannot be detached in place. Its insides can be exchanged with those of a detached one.
+        try:
+            torch.utils.swap_tensors(tensor, tensor.detach())
+        except Exception:
+            # Something else refers to it in C++: it stays, and `kept` names it.
+            return
+
+
+def _shared_holders(view, found) -> tuple[Holder, ...]:
+    """Who else needs storages of the targets, gathered by reason and holder."""
+    groups: dict[tuple, list[int]] = {}
+    for cdata, reason, others in found.shared:
+        groups.setdefault((reason, tuple(others[:1])), []).append(cdata)
+    makers = Holders(view)
+    shown = []
+    for (reason, others), storages in groups.items():
+        path, kind = reason, "native"
+        if others:
+            named = makers.name(others[0])
+            if named is not None:
+                path, kind = named
+        shown.append(
+            Holder(
+                path=path,
+                paths=(path,),
+                kind=kind,
+                type="",
+                bytes=_bytes_of(view, storages),
+                n_storages=len(storages),
+                device=view.storages[storages[0]].device,
+                is_alone=False,
+                advice=f"Not touched: {reason}.",
+            )
+        )
+    return tuple(sorted(shown, key=lambda holder: -holder.bytes))
+
+
+def _kept() -> tuple[Holder, ...]:
+    """Who holds what is still allocated."""
+    found = _see.report(limit=20)
+    holders = [holder for device in found.devices for holder in device.holders]
+    return tuple(sorted(holders, key=lambda holder: -holder.bytes)[:20])

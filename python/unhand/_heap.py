@@ -1,0 +1,342 @@
+"""The heap as unhand asks it: the captured graph, what native code holds beside it, and the GPU blocks at its ends."""
+
+import bisect
+import sys
+from dataclasses import dataclass, field
+
+from unhand import _allocator, _autograd, _frames, _native
+
+ROOT = 0
+
+
+@dataclass(slots=True)
+class Storage:
+    """A storage of a CUDA tensor: the memory that a tensor and its views share."""
+
+    cdata: int
+    """The address of the StorageImpl: which storage it is."""
+    address: int
+    """Where its bytes are on the device."""
+    device: int
+    block: "_allocator.Block | None"
+    """The allocator's block around it; None for memory that is not from PyTorch's allocator."""
+    tensors: list = field(default_factory=list)
+    """The tensors that look into it, as Python has them."""
+    bare: object = None
+    """The Python object of the storage itself, where there is one without a tensor."""
+    n_known_aliases: int = 0
+    """How many tensors and wrappers over it are accounted for, the saved ones of autograd included."""
+
+    def wrapper(self):
+        """The storage as Python's `UntypedStorage`; None if only native code has tensors over it."""
+        for tensor in self.tensors:
+            return tensor.untyped_storage()
+        return getattr(self.bare, "_untyped_storage", self.bare)
+
+
+class View:
+    """Everything Python knows at one moment, as nodes and named edges, with one node a CUDA block.
+
+    A view refers to every object in it. Keep it for as short a time as possible, and call `close()`.
+    """
+
+    def __init__(self, *, skip=(), weigh_host=False):
+        self.frames, ours = _frames.running()
+        self.heap = _native.Heap([*skip, *ours])
+        ours.clear()
+        self.torch = sys.modules.get("torch")
+        self.names: dict[tuple[int, int], str] = {}
+        """Labels of edges that were added, by (from, to)."""
+        self.added: list = []
+        """What each added node stands for, beginning with node `n_nodes`."""
+        self.edges: list[tuple[int, int]] = []
+        self.anchors: dict[int, str] = {}
+        """Nodes with a name of their own, and the name."""
+        self.storages: dict[int, Storage] = {}
+        self.blocks: dict[int, "_allocator.Block"] = {}
+        """Address to block, of all blocks in use."""
+        self.block_nodes: dict[int, int] = {}
+        """Address of a block to its node."""
+        self.storage_nodes: dict[int, int] = {}
+        self.tensor_storages: dict[int, int] = {}
+        """Node of a tensor to the cdata of its storage."""
+        self.gradients: dict[int, object] = {}
+        """Node of a gradient to the tensor it belongs to."""
+        self.graph_nodes: list[int] = []
+        """The nodes of autograd's graph."""
+        self.block_device: dict[int, int] = {}
+        self.host_bytes: dict[int, int] = {}
+        """Bytes of storages in host memory by cdata, where they are asked for."""
+        self._own: dict[int, int] = {}
+        self._weigh_host = weigh_host
+        self._find_blocks()
+        self._name_modules()
+        self._name_classes()
+        self._add_frames()
+        if self.torch is not None:
+            with self.torch._C.DisableTorchFunctionSubclass():
+                self._add_tensors()
+        self.graph = self.heap.graph(len(self.added), self.edges, list(self.anchors))
+
+    def close(self):
+        """Let go of every object."""
+        self.__dict__.clear()
+
+    # Nodes and edges
+
+    def object(self, node):
+        """What a node stands for: an object, or the description of an added node."""
+        n_nodes = self.heap.n_nodes
+        return self.added[node - n_nodes] if node >= n_nodes else self.heap.object(node)
+
+    def is_added(self, node) -> bool:
+        """Whether a node is no object that was captured."""
+        return node >= self.heap.n_nodes
+
+    def add(self, what) -> int:
+        """Add a node for something that is no captured object."""
+        self.added.append(what)
+        return self.heap.n_nodes + len(self.added) - 1
+
+    def link(self, start, end, label=None):
+        """Add an edge, and what to call it."""
+        self.edges.append((start, end))
+        if label is not None:
+            self.names.setdefault((start, end), label)
+
+    def node(self, thing) -> int:
+        """The node of an object; one is added for an object that appeared after the capture."""
+        found = self.heap.node(thing)
+        if found is None:
+            found = self._own.get(id(thing))
+        if found is None:
+            # `added` keeps the object alive, so that its id stays its own.
+            found = self._own[id(thing)] = self.add(thing)
+        return found
+
+    # Names
+
+    def _name_modules(self):
+        for name, module in list(sys.modules.items()):
+            names = getattr(module, "__dict__", None)
+            if type(names) is not dict:
+                continue
+            node = self.heap.node(names)
+            if node is not None and node not in self.anchors:
+                self.anchors[node] = name
+                self.edges.append((ROOT, node))
+            of_module = self.heap.node(module)
+            if of_module is not None and of_module not in self.anchors:
+                self.anchors[of_module] = name
+                self.edges.append((ROOT, of_module))
+
+    def _name_classes(self):
+        kinds = [kind for kind, _ in self.heap.types() if type in type.__dict__["__mro__"].__get__(kind)]
+        for node in self.heap.instances(kinds):
+            kind = self.heap.object(node)
+            try:
+                module, name = kind.__module__, kind.__qualname__
+                found = sys.modules.get(module)
+                for word in name.split("."):
+                    found = found.__dict__[word]
+            except Exception:
+                continue
+            if found is kind:
+                self.anchors[node] = f"{module}.{name}"
+                self.edges.append((ROOT, node))
+
+    def _add_frames(self):
+        for running in self.frames:
+            node = None
+            for name, value in running.values:
+                target = self.heap.node(value)
+                if target is None:
+                    continue
+                if node is None:
+                    node = self.add(running)
+                    self.anchors[node] = f"{running.place} {running.function}()"
+                    self.edges.append((ROOT, node))
+                self.link(node, target, name)
+
+    # Memory
+
+    def _find_blocks(self):
+        self.segments: dict[int, list] = {}
+        look = _allocator.snapshot()
+        for device in _allocator.devices():
+            self.segments[device] = look.segments(device) if look is not None else []
+            for segment in self.segments[device]:
+                for block in segment.blocks:
+                    if block.state != "inactive":
+                        self.blocks[block.address] = block
+                        self.block_device[block.address] = device
+        self._starts = sorted(self.blocks)
+
+    def block_at(self, address):
+        """The block in use that an address is in, or None."""
+        at = bisect.bisect_right(self._starts, address) - 1
+        if at < 0:
+            return None
+        block = self.blocks[self._starts[at]]
+        return block if address < block.address + block.bytes else None
+
+    def _add_tensors(self):
+        torch = self.torch
+        mro = type.__dict__["__mro__"].__get__
+        kinds = [kind for kind, _ in self.heap.types()]
+        of_tensors = [kind for kind in kinds if torch.Tensor in mro(kind)]
+        bases = tuple(
+            kind for kind in (getattr(torch, "UntypedStorage", None), getattr(torch, "TypedStorage", None)) if kind
+        )
+        of_storages = [kind for kind in kinds if any(base in mro(kind) for base in bases)]
+        graphs = _autograd.Graph()
+        known = self.heap.instances(of_tensors)
+        waiting = [(node, self.heap.object(node)) for node in known]
+        seen = set(known)
+        roots = []
+        while waiting:
+            node, tensor = waiting.pop()
+            self._add_storage(node, tensor)
+            gradient = _autograd.gradient(tensor)
+            if gradient is not None:
+                self._add_tensor(node, gradient, ".grad", seen, waiting)
+                self.gradients[self.node(gradient)] = tensor
+            base = _autograd.base(tensor)
+            if base is not None and self.node(base) not in seen:
+                # It shares the storage, to which the view leads already: only counted, no edge.
+                seen.add(self.node(base))
+                self._add_storage(self.node(base), base, is_python=False)
+            for label, other in _components(tensor):
+                self._add_tensor(node, other, label, seen, waiting)
+            function = _autograd.grad_fn(tensor)
+            if function is not None:
+                roots.append((node, graphs.add(function)))
+        self._add_graphs(graphs, roots, seen)
+        for node in self.heap.instances(of_storages):
+            storage = self.heap.object(node)
+            cdata = read_cdata(storage)
+            if cdata in self.storages:
+                self.storages[cdata].n_known_aliases += 1
+                self._link_wrapper(node, cdata)
+            elif cdata is not None:
+                self._add_bare_storage(node, storage, cdata)
+
+    def _add_tensor(self, owner, tensor, label, seen, waiting):
+        node = self.node(tensor)
+        self.link(owner, node, label)
+        if node not in seen:
+            seen.add(node)
+            waiting.append((node, tensor))
+
+    def _add_storage(self, node, tensor, is_python=True):
+        """Note which storage a tensor looks into; nothing for one without memory on a GPU."""
+        C = self.torch._C
+        try:
+            cdata = C._storage_address(tensor)
+            storage = self.storages.get(cdata)
+            if storage is None:
+                address = C._data_address(tensor)
+                if not address:
+                    return
+                block = self.block_at(address)
+                if block is None and not tensor.is_cuda:
+                    self._add_host_storage(node, tensor, cdata)
+                    return
+                storage = self._new_storage(cdata, address, block, tensor.device.index)
+        except Exception:
+            # No storage of its own (sparse, wrappers), or one that was freed: it holds no memory itself.
+            return
+        storage.n_known_aliases += 1
+        if is_python:
+            storage.tensors.append(tensor)
+            self.tensor_storages[node] = cdata
+        self.edges.append((node, self.storage_nodes[cdata]))
+
+    def _new_storage(self, cdata, address, block, device) -> Storage:
+        storage = self.storages[cdata] = Storage(cdata, address, device, block)
+        node = self.storage_nodes[cdata] = self.add(storage)
+        if block is not None:
+            storage.device = self.block_device[block.address]
+            target = self.block_nodes.get(block.address)
+            if target is None:
+                target = self.block_nodes[block.address] = self.add(block)
+            self.edges.append((node, target))
+        return storage
+
+    def _add_bare_storage(self, node, storage, cdata):
+        """A storage that Python refers to without a tensor over it."""
+        try:
+            address = storage.data_ptr()
+            if not address or storage.device.type != "cuda":
+                return
+            device = storage.device.index
+        except Exception:
+            return
+        known = self._new_storage(cdata, address, self.block_at(address), device)
+        known.bare = storage
+        known.n_known_aliases += 1
+        self._link_wrapper(node, cdata)
+
+    def _link_wrapper(self, node, cdata):
+        """A storage and Python's object for it refer to each other: PyTorch keeps the object with the storage."""
+        self.edges += [(node, self.storage_nodes[cdata]), (self.storage_nodes[cdata], node)]
+
+    def _add_host_storage(self, node, tensor, cdata):
+        if self._weigh_host and tensor.device.type == "cpu":
+            if cdata not in self.storage_nodes:
+                self.storage_nodes[cdata] = self.add(cdata)
+                self.host_bytes[cdata] = tensor.untyped_storage().nbytes()
+            self.edges.append((node, self.storage_nodes[cdata]))
+
+    def _add_graphs(self, graphs, roots, seen):
+        nodes = {key: self.node(step.function) for key, step in graphs.steps.items()}
+        self.graph_nodes = list(nodes.values())
+        for node, key in roots:
+            self.link(node, nodes[key], ".grad_fn")
+        for key, step in graphs.steps.items():
+            node = nodes[key]
+            for index, following in step.next:
+                self.link(node, nodes[following], f".next_functions[{index}]")
+            if step.variable is not None:
+                self.link(node, self.node(step.variable), ".variable")
+            for name, saved in step.saved:
+                self._add_saved(node, name, saved, seen)
+
+    def _add_saved(self, node, name, saved, seen):
+        target = self.node(saved)
+        self.link(node, target, f".{name}")
+        if isinstance(saved, self.torch.Tensor) and target not in seen:
+            # A tensor that only autograd has: Python got to see it just now.
+            seen.add(target)
+            self._add_storage(target, saved, is_python=False)
+
+    def weights(self) -> list[tuple[int, int]]:
+        """The CUDA blocks that something refers to, as (node, allocated bytes)."""
+        return [(node, self.blocks[address].bytes) for address, node in self.block_nodes.items()]
+
+
+def read_cdata(storage):
+    """The address of the StorageImpl under a Python storage object, or None."""
+    try:
+        return getattr(storage, "_untyped_storage", storage)._cdata
+    except Exception:
+        return None
+
+
+def _components(tensor):
+    """The tensors that a tensor without memory of its own is made of, where they are not Python attributes."""
+    try:
+        layout = str(tensor.layout)
+        if layout == "torch.strided":
+            return ()
+        if layout == "torch.sparse_coo":
+            return (("._indices()", tensor._indices()), ("._values()", tensor._values()))
+        if layout in ("torch.sparse_csr", "torch.sparse_bsr"):
+            names = ("crow_indices", "col_indices", "values")
+        elif layout in ("torch.sparse_csc", "torch.sparse_bsc"):
+            names = ("ccol_indices", "row_indices", "values")
+        else:
+            return ()
+        return [(f".{name}()", getattr(tensor, name)()) for name in names]
+    except Exception:
+        return ()

@@ -1,0 +1,315 @@
+"""`report` and `holders`: where every byte is, and who keeps it."""
+
+import threading
+from dataclasses import dataclass
+
+from unhand import _allocator, _blocks, _heap, _kinds
+from unhand._holders import Holder, Holders
+from unhand._native import format_bytes
+from unhand._ladder import Ladder, ladder
+
+_look = threading.Lock()
+
+
+def looking():
+    """The turn of one look at the heap: two at once would see each other."""
+    return _look
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReport:
+    """What one device's memory is, and who holds it."""
+
+    ladder: Ladder
+    holders: tuple[Holder, ...]
+    """By retained bytes, the largest first, as many as were asked for."""
+    more_holders_bytes: int
+    """Bytes of the holders beyond the limit."""
+    named_bytes: int
+    """Allocated bytes that a holder explains."""
+    garbage_bytes: int
+    """Allocated bytes that only dead cycles refer to: the next pass of the collector frees them."""
+    unattributed_bytes: int
+    """Allocated bytes that no Python object reaches and no rule explains."""
+    unattributed: tuple["Site", ...]
+    """Where those were allocated, when the history of allocations is recorded."""
+
+    def to_dict(self) -> dict:
+        """Plain values, with the names of the fields."""
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain["ladder"] = self.ladder.to_dict()
+        plain["holders"] = [holder.to_dict() for holder in self.holders]
+        plain["unattributed"] = [{name: getattr(site, name) for name in site.__slots__} for site in self.unattributed]
+        return plain
+
+    def __str__(self):
+        lines = [str(self.ladder)]
+        if self.holders:
+            lines.append("  held by")
+            lines += [f"  {line}" for holder in self.holders for line in str(holder).splitlines()]
+        if self.more_holders_bytes:
+            lines.append(f"  {format_bytes(self.more_holders_bytes):>10}  in more holders")
+        if self.unattributed_bytes:
+            lines.append(f"  {format_bytes(self.unattributed_bytes):>10}  unattributed: no Python object leads to it")
+            for site in self.unattributed:
+                lines.append(f"{'':14}{format_bytes(site.bytes):>10}  {site.place}  ({site.n_blocks:,} blocks)")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place that allocated blocks nobody in Python refers to."""
+
+    place: str
+    bytes: int
+    n_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The ladder and the holders of each device this process has a context on."""
+
+    devices: tuple[DeviceReport, ...]
+
+    def to_dict(self) -> dict:
+        """Plain values, with the names of the fields, and the version of their layout."""
+        return {"schema_version": 1, "devices": [device.to_dict() for device in self.devices]}
+
+    def __str__(self):
+        if not self.devices:
+            return "no GPU memory: this process has no CUDA context (torch is not imported, or was not asked for one)"
+        return "\n\n".join(map(str, self.devices))
+
+    def _repr_html_(self):
+        from unhand import _html
+
+        return _html.report_html(self)
+
+
+def report(device=None, *, limit=20) -> Report:
+    """Where every byte is and who holds it.
+
+    `device` is an index, a name such as `"cuda:1"` or a `torch.device`; None stands for every device on which this
+    process has a context. At most `limit` holders are named for each. Nothing is changed and nothing kept: no peak
+    counter, no context, no reference.
+    """
+    wanted = _allocator.devices() if device is None else [_blocks.device_index(device)]
+    if not wanted:
+        return Report(())
+    with looking():
+        view = _heap.View()
+        try:
+            return Report(tuple(_device_report(view, index, limit) for index in wanted))
+        finally:
+            view.close()
+
+
+def _device_report(view, device, limit) -> DeviceReport:
+    found = explain(view, device)
+    holders = sorted(found.holders(limit), key=lambda holder: -holder.bytes)
+    shown = tuple(holders[:limit])
+    named = sum(holder.bytes for holder in holders) + found.more_bytes
+    return DeviceReport(
+        ladder=ladder(device),
+        holders=shown,
+        more_holders_bytes=named - sum(holder.bytes for holder in shown),
+        named_bytes=named,
+        garbage_bytes=found.garbage_bytes,
+        unattributed_bytes=found.unattributed_bytes,
+        unattributed=found.sites(),
+    )
+
+
+class Explanation:
+    """Who holds the blocks of one device, before it is put in words."""
+
+    def __init__(self, view, device):
+        self.view, self.device = view, device
+        weights = [(node, n_bytes) for node, n_bytes in view.weights() if view.block_device[view.object(node).address] == device]
+        held, unheld, _ = view.graph.holdings(weights)
+        self.held = sorted(_by_sort(view, held), key=lambda holding: -holding[3])
+        self.garbage = unheld
+        blocks = [block for address, block in view.blocks.items() if view.block_device[address] == device]
+        self.nameless = [block for block in blocks if block.address not in view.block_nodes]
+        self.garbage_bytes = sum(view.object(node).bytes for node in unheld)
+        self.more_bytes = 0
+        self.known = _blocks.known(view.segments[device], self.nameless, _allocator.pool_owners())
+        self.unattributed = [block for block in self.nameless if block.address not in self.known]
+        self.unattributed_bytes = sum(block.bytes for block in self.unattributed)
+
+    def holders(self, limit) -> list[Holder]:
+        """The holders, the largest `limit` of those with a path worked out."""
+        makers = Holders(self.view)
+        found = [makers.of(holding, self.device) for holding in self.held[:limit]]
+        self.more_bytes = sum(holding[3] for holding in self.held[limit:])
+        if self.garbage:
+            found.append(self._garbage_holder())
+        groups: dict[tuple[str, str], list] = {}
+        for block in self.nameless:
+            if block.address in self.known:
+                groups.setdefault(self.known[block.address], []).append(block)
+        for (kind, path), blocks in groups.items():
+            found.append(self._plain_holder(kind, path, blocks))
+        return found
+
+    def _plain_holder(self, kind, path, blocks):
+        return Holder(
+            path=path,
+            paths=(path,),
+            kind=kind,
+            type="",
+            bytes=sum(block.bytes for block in blocks),
+            n_storages=len(blocks),
+            device=self.device,
+            is_alone=True,
+            advice=_kinds.advice(kind, path, 1, "", True),
+        )
+
+    def _garbage_holder(self):
+        blocks = [self.view.object(node) for node in self.garbage]
+        types = self._garbage_types()
+        path = "a dead cycle" + (f" of {', '.join(types)}" if types else "")
+        return self._plain_holder("dead cycle", path, blocks)
+
+    def _garbage_types(self) -> list[str]:
+        """The types of the objects that refer to garbage tensors, the nearest first."""
+        seen, names = set(), []
+        waiting = list(self.garbage)
+        while waiting and len(names) < 4 and len(seen) < 10_000:
+            node = waiting.pop(0)
+            if node in seen:
+                continue
+            seen.add(node)
+            if not self.view.is_added(node):
+                name = type(self.view.object(node)).__name__
+                if name not in ("dict", "tuple", "cell", "Tensor", "Parameter") and name not in names:
+                    names.append(name)
+            waiting.extend(self.view.graph.referrers(node))
+        return names
+
+    def sites(self) -> tuple[Site, ...]:
+        """The places that allocated what is unattributed, the largest first."""
+        groups: dict[str, list] = {}
+        for block in self.unattributed:
+            place = _blocks.site_of(block)
+            if place is not None:
+                groups.setdefault(place, []).append(block.bytes)
+        sites = [Site(place, sum(sizes), len(sizes)) for place, sizes in groups.items()]
+        return tuple(sorted(sites, key=lambda site: -site.bytes)[:5])
+
+
+def _by_sort(view, holdings):
+    """The same holdings, with gradients apart from what they are the gradients of."""
+    gradients = set()
+    for node in view.gradients:
+        cdata = view.tensor_storages.get(node)
+        block = view.storages[cdata].block if cdata is not None else None
+        if block is not None:
+            gradients.add(view.block_nodes[block.address])
+    for holding in holdings:
+        owners, more, targets, _, _ = holding
+        apart = [node for node in targets if node in gradients]
+        if not apart or len(apart) == len(targets):
+            yield holding
+            continue
+        rest = [node for node in targets if node not in gradients]
+        yield owners, more, rest, sum(view.object(node).bytes for node in rest), []
+        yield owners, more, apart, sum(view.object(node).bytes for node in apart), []
+
+
+def explain(view, device) -> Explanation:
+    """Who holds the blocks of a device, from a view that is open."""
+    return Explanation(view, device)
+
+
+@dataclass(frozen=True, slots=True)
+class HolderList:
+    """Who holds something: a sequence of holders."""
+
+    of: str
+    """What was asked about."""
+    bytes: int | None
+    """GPU bytes that are reachable from it; None where the question was about everything."""
+    items: tuple[Holder, ...]
+
+    def __len__(self):
+        return len(self.items)
+
+    def __getitem__(self, index):
+        return self.items[index]
+
+    def __iter__(self):
+        return iter(self.items)
+
+    def to_dict(self) -> dict:
+        """Plain values, with the names of the fields, and the version of their layout."""
+        items = [holder.to_dict() for holder in self.items]
+        return {"schema_version": 1, "of": self.of, "bytes": self.bytes, "items": items}
+
+    def __str__(self):
+        head = self.of + (f", {format_bytes(self.bytes)} on GPUs" if self.bytes is not None else "")
+        if not self.items:
+            return f"{head}: nothing holds it"
+        return "\n".join([f"{head}, held by", *map(str, self.items)])
+
+    def _repr_html_(self):
+        from unhand import _html
+
+        return _html.holders_html(self)
+
+
+def holders(x=None, *, limit=20) -> HolderList:
+    """Who holds `x`, or without it, who holds the GPU memory of this process.
+
+    For an object (a tensor, a module, anything the collector tracks) there is one holder for each reference that
+    keeps it alive, the shortest path first; `bytes` is what cutting that one reference frees on GPUs: 0 when another
+    one holds it too. Nothing is changed and nothing kept.
+    """
+    if x is None:
+        found = report(limit=limit)
+        items = [holder for device in found.devices for holder in device.holders]
+        items.sort(key=lambda holder: -holder.bytes)
+        return HolderList("all GPU memory", None, tuple(items[:limit]))
+    with looking():
+        view = _heap.View()
+        try:
+            return _holders_of(view, x, limit)
+        finally:
+            view.close()
+
+
+def _holders_of(view, x, limit) -> HolderList:
+    name = type(x).__name__
+    node = view.heap.node(x)
+    if node is None:
+        raise TypeError(f"Python does not track who refers to a {name}: ask about an object that contains it")
+    closed = list(view.anchors)
+    block_of = {node: n_bytes for node, n_bytes in view.weights()}
+    reached = view.graph.reachable([node], closed).list()
+    n_bytes = sum(block_of.get(found, 0) for found in reached)
+    held, _, _ = view.graph.holdings([(node, 1)])
+    if not held:
+        return HolderList(name, n_bytes, ())
+    owners = held[0][0]
+    makers = Holders(view)
+    retained = _freed_by(view, owners, [(found, block_of[found]) for found in reached if found in block_of])
+    items = []
+    paths = view.graph.paths_to(node, [child for _, child in owners])
+    for (anchor, child), path in zip(owners, paths):
+        if path is None:
+            continue
+        reference = makers._reference(anchor, child, [path], False)
+        for start in reference.names:
+            text = start + reference.text.removeprefix(reference.names[0])
+            frees = retained.get((anchor, child), 0) if len(reference.names) == 1 else 0
+            is_alone = len(owners) == 1 and len(reference.names) == 1
+            advice = _kinds.advice(reference.kind, text, len(owners), name, is_alone)
+            items.append((reference.n_steps, Holder(text, (text,), reference.kind, reference.type, frees, 0, None, is_alone, advice)))
+    items.sort(key=lambda item: item[0])
+    return HolderList(name, n_bytes, tuple(holder for _, holder in items[:limit]))
+
+
+def _freed_by(view, owners, weights):
+    """What each owner holds alone, by owner."""
+    _, _, retained = view.graph.holdings(weights)
+    return {(anchor, child): n_bytes for anchor, child, n_bytes in retained if (anchor, child) in set(owners)}

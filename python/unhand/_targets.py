@@ -1,0 +1,202 @@
+"""Which tensors belong to what the user named, and which of their storages somebody else needs too."""
+
+import types
+import weakref
+from dataclasses import dataclass, field
+
+from unhand import _heap
+
+# Behind these lies somebody else's: the namespace of a function, the instance of a method, a whole class.
+_CLOSED = (
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.MethodType,
+    types.ModuleType,
+    types.FrameType,
+    types.TracebackType,
+    types.CodeType,
+    type,
+    weakref.ref,
+    weakref.ProxyType,
+)
+
+
+@dataclass(slots=True)
+class Belongings:
+    """What the targets consist of."""
+
+    tensors: dict[int, object] = field(default_factory=dict)
+    """Node to tensor."""
+    storages: list[int] = field(default_factory=list)
+    """The storages to release, by cdata."""
+    storages_set: set[int] = field(default_factory=set)
+    """The same, to look up."""
+    shared: list[tuple[int, str, list[int]]] = field(default_factory=list)
+    """Storages that somebody else needs: cdata, why, and the nodes of those who do."""
+
+
+class Targets:
+    """Asks a view what the targets own."""
+
+    def __init__(self, view: "_heap.View", targets):
+        self.view, self.torch = view, view.torch
+        self.starts = [self._node(target) for target in targets]
+        mro = type.__dict__["__mro__"].__get__
+        kinds = [kind for kind, _ in view.heap.types()]
+        self._closed = set(view.anchors) | set(view.graph_nodes)
+        self._closed |= set(view.heap.instances([kind for kind in kinds if any(base in mro(kind) for base in _CLOSED)]))
+        self._optimizers = self._instances(kinds, "torch.optim", "Optimizer")
+        self._modules = self._instances(kinds, "torch.nn", "Module")
+        self._graphs = self._instances(kinds, "torch.cuda", "CUDAGraph")
+        self.outside = view.graph.reachable([_heap.ROOT], self.starts)
+        """What can be reached without going through a target."""
+
+    def _node(self, target):
+        node = self.view.heap.node(target)
+        if node is None:
+            name = type(target).__name__
+            raise TypeError(f"cannot free a {name}: name a tensor, a module, an optimizer, a container, or any object with tensors")
+        return node
+
+    def _instances(self, kinds, module, name):
+        base = self.torch
+        for word in module.split(".")[1:]:
+            base = getattr(base, word, None)
+        base = getattr(base, name, None)
+        if base is None:
+            return set()
+        mro = type.__dict__["__mro__"].__get__
+        return set(self.view.heap.instances([kind for kind in kinds if base in mro(kind)]))
+
+    def belongings(self, shared) -> Belongings:
+        """The tensors of the targets, and what may be released of them; with `shared` all of it."""
+        found = Belongings()
+        if self.torch is None:
+            return found
+        inside = self._reached = self._inside()
+        for node in inside:
+            if node in self.view.tensor_storages:
+                found.tensors[node] = self.view.object(node)
+        owners = self._other_owners(inside)
+        graphs = self._foreign_graphs(inside)
+        of_storages: dict[int, list[int]] = {}
+        for node in found.tensors:
+            of_storages.setdefault(self.view.tensor_storages[node], []).append(node)
+        for node, cdata in self._bare_storages(inside):
+            of_storages.setdefault(cdata, [])
+        aliases: dict[int, list[int]] = {}
+        for node, cdata in self.view.tensor_storages.items():
+            if cdata in of_storages and node not in found.tensors and node in self.outside:
+                aliases.setdefault(cdata, []).append(node)
+        for cdata, nodes in of_storages.items():
+            storage = self.view.storages[cdata]
+            reason = None
+            others: list[int] = []
+            if graphs:
+                # A graph replays with the addresses it saw: releasing one under it would be an error on the GPU.
+                reason, others = "a CUDA graph may use its address", graphs
+            elif shared:
+                pass
+            elif cdata in aliases:
+                reason, others = "another tensor shares its memory", aliases[cdata]
+            elif any(node in owners for node in nodes):
+                reason = "another module has the same parameter"
+                others = [owners[node] for node in nodes if node in owners]
+            elif self._unknown_aliases(storage):
+                reason = "native code refers to it"
+            if reason is None:
+                found.storages.append(cdata)
+            else:
+                found.shared.append((cdata, reason, others))
+        found.storages_set = set(found.storages)
+        return found
+
+    def graphs_inside(self) -> list[int]:
+        """Captured CUDA graphs among the targets."""
+        return [node for node in self._graphs if node in self._reached]
+
+    def _inside(self) -> set[int]:
+        view = self.view
+        closed = self._closed | self._optimizers
+        modules = [node for node in self.starts if node in self._modules]
+        if modules or all(node in view.tensor_storages for node in self.starts):
+            closed |= self._owners_of_modules(modules)
+        starts = [node for node in self.starts if node not in self._optimizers]
+        inside = set(view.graph.reachable(starts, list(closed - set(starts))).list())
+        for node in (inside | set(self.starts)) & self._optimizers:
+            inside |= self._of_optimizer(view.object(node), closed, inside)
+        return inside
+
+    def _owners_of_modules(self, modules) -> set[int]:
+        """Objects that a module refers to and that refer back to it, such as its trainer, without its submodules."""
+        view = self.view
+        parts = set()
+        for node in modules:
+            for module in view.object(node).modules():
+                names = vars(module)
+                for thing in (module, names, names.get("_modules")):
+                    part = view.heap.node(thing) if thing is not None else None
+                    if part is not None:
+                        parts.add(part)
+        return set(view.graph.ancestors(self.starts).list()) - parts
+
+    def _of_optimizer(self, optimizer, closed, inside) -> set[int]:
+        """An optimizer's state, and its parameters where nobody else has them."""
+        view = self.view
+        names = dict(vars(optimizer))
+        state, groups = names.pop("state", {}), names.pop("param_groups", [])
+        starts = [view.heap.node(value) for value in [*names.values(), *state.values()]]
+        owned = set(view.graph.reachable([node for node in starts if node is not None], list(closed)).list())
+        parameters = [parameter for group in groups for parameter in group.get("params", ())]
+        # References from the optimizer's other attributes to its own parameters do not make them its own.
+        mine = {view.heap.node(parameter) for parameter in parameters}
+        owned -= {node for node in mine if node in self.outside and node not in inside}
+        alone = [node for node in mine if node is not None and node not in self.outside]
+        return owned | set(view.graph.reachable(alone, list(closed)).list())
+
+    def _bare_storages(self, inside):
+        for node in inside:
+            thing = self.view.object(node) if not self.view.is_added(node) else None
+            if thing is not None and type(thing).__name__ in ("UntypedStorage", "TypedStorage"):
+                cdata = _heap.read_cdata(thing)
+                if cdata in self.view.storages:
+                    yield node, cdata
+
+    def _other_owners(self, inside) -> dict[int, int]:
+        """Tensors of the targets that a module has which is neither part nor owner of them: node to that module."""
+        view, found = self.view, {}
+        for module in self._modules - inside:
+            if module not in self.outside:
+                continue
+            names = vars(view.object(module))
+            for group in ("_parameters", "_buffers"):
+                for tensor in (names.get(group) or {}).values():
+                    node = view.heap.node(tensor) if tensor is not None else None
+                    if node in inside and node in view.tensor_storages:
+                        found[node] = module
+        wrappers = {}
+        for node, module in list(found.items()):
+            if module not in wrappers:
+                below = view.graph.reachable([module], list(view.anchors))
+                wrappers[module] = any(start in below for start in self.starts)
+            if wrappers[module]:
+                del found[node]
+        return found
+
+    def _foreign_graphs(self, inside) -> list[int]:
+        """Captured CUDA graphs that are not among the targets."""
+        alive = []
+        for node in self._graphs - inside:
+            try:
+                self.view.object(node).pool()
+            except Exception:
+                # Not captured yet, or reset.
+                continue
+            if node in self.outside:
+                alive.append(node)
+        return alive
+
+    def _unknown_aliases(self, storage) -> bool:
+        """Whether more refer to a storage than tensors and wrappers that are known: DLPack, C++."""
+        count = getattr(self.torch._C, "_storage_Use_Count", None)
+        return count is not None and count(storage.cdata) > storage.n_known_aliases
