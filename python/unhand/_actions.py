@@ -24,6 +24,20 @@ class Action:
     # How many things it dropped: objects, entries, frames, plans.
     count: int | None = None
 
+    def to_dict(self) -> dict:
+        """Plain values, with the names of the fields."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __str__(self):
+        words = [self.name.replace("_", " ")]
+        if self.error:
+            words.append(f"not done: {self.error}")
+        elif self.detail:
+            words.append(self.detail)
+        if self.freed_bytes:
+            words.append(_native.format_bytes(self.freed_bytes))
+        return ", ".join(words)
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
