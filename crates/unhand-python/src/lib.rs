@@ -1,10 +1,15 @@
 //! The extension module `unhand._native`: what the Python package cannot do in Python.
 
-use pyo3::prelude::*;
+mod command;
+
+use pyo3::pymodule;
 
 #[pymodule]
 mod _native {
-    use super::*;
+    use pyo3::pyfunction;
+
+    #[pymodule_export]
+    use super::command::main;
 
     /// A number of bytes as people read it, for example `1.5 GiB`: the way the whole project writes sizes.
     #[pyfunction]
