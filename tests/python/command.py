@@ -121,8 +121,9 @@ sys.exit(codes[0])
 
 
 def check_the_module_can_be_called_twice():
-    assert _native.main(["unhand", "explain", "not-there.pickle"]) == 3
-    assert _native.main(["unhand", "explain", "not-there.pickle"]) == 3
+    program = "from unhand import _native; print([_native.main(['unhand', 'explain', 'not-there']) for _ in range(2)])"
+    outcome = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert outcome.stdout == "[3, 3]\n" and outcome.stderr.count("error: cannot read") == 2, outcome
 
 
 def check_sizes_are_written_in_one_way():
