@@ -1,6 +1,7 @@
 //! The extension module `unhand._native`: what the Python package cannot do in Python.
 
 mod command;
+mod devices;
 
 use pyo3::pymodule;
 
@@ -10,6 +11,8 @@ mod _native {
 
     #[pymodule_export]
     use super::command::main;
+    #[pymodule_export]
+    use super::devices::devices;
 
     /// A number of bytes as people read it, for example `1.5 GiB`: the way the whole project writes sizes.
     #[pyfunction]
