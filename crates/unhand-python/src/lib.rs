@@ -2,6 +2,8 @@
 
 mod cache;
 mod capture;
+mod command;
+mod devices;
 mod heap;
 
 use pyo3::prelude::*;
@@ -12,6 +14,10 @@ mod _native {
 
     use super::*;
 
+    #[pymodule_export]
+    use super::command::main;
+    #[pymodule_export]
+    use super::devices::devices;
     #[pymodule_export]
     use super::heap::{Heap, HeapGraph, Nodes};
 
