@@ -56,7 +56,7 @@ def scene():
     capturing = _allocator.is_capturing()
     owners = _allocator.pool_owners(capturing)
     n_graphs = sum(owners.graphs.values())
-    if n_graphs == 0 and gc.get_freeze_count() > 0:
+    if n_graphs == 0 and _allocator.objects_are_frozen():
         # A frozen graph cannot be seen, but its pool can.
         look = _allocator.snapshot()
         pools = set() if look is None else look.pools()
@@ -118,7 +118,7 @@ def collect():
     """
 
     def work(report):
-        n_frozen = gc.get_freeze_count()
+        n_frozen = gc.get_freeze_count() if _allocator.objects_are_frozen() else 0
         if n_frozen:
             gc.unfreeze()
         try:

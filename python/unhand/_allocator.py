@@ -256,7 +256,7 @@ def pool_owners(capturing=None):
     if torch is None:
         return PoolOwners(graphs, mem_pools, True)
     capturing = is_capturing() if capturing is None else capturing
-    is_complete = gc.get_freeze_count() == 0 and not capturing
+    is_complete = not objects_are_frozen() and not capturing
     graph_kind = getattr(torch._C, "_CUDAGraph", None)
     mem_pool_kind = getattr(torch._C, "_MemPool", None)
     kinds = tuple(kind for kind in (graph_kind, mem_pool_kind) if kind is not None)
@@ -307,6 +307,15 @@ def instances(kinds):
     """The objects of some classes that the garbage collector knows. Nothing keeps them afterwards."""
     # By their type and not with isinstance: proxies answer that with code of their own.
     return [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)] if kinds else []
+
+
+def objects_are_frozen():
+    """Whether somebody called `gc.freeze()`, which takes every object there is out of the collector's sight.
+
+    Python 3.12 freezes a few hundred objects of its own when it starts; a program with PyTorch has over a hundred
+    thousand.
+    """
+    return gc.get_freeze_count() > 5_000
 
 
 def started_torch():

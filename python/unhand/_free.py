@@ -170,7 +170,7 @@ def _release(targets, shared, dry_run) -> _Outcome:
     if not _guard.is_available(torch):
         raise Error(f"torch {torch.__version__} cannot guard a freed tensor; delete the references that unhand.holders() names")
     with _see.looking():
-        view = _heap.View(skip=[targets])
+        view = _heap.View(seeds=targets, skip=[targets])
         try:
             asked = Targets(view, targets)
             found = asked.belongings(shared)

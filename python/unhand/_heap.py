@@ -40,12 +40,9 @@ class View:
     A view refers to every object in it. Keep it for as short a time as possible, and call `close()`.
     """
 
-    def __init__(self, *, skip=(), weigh_host=False):
-        ours = _frames.own()
-        self.heap = _native.Heap([*skip, *ours])
-        ours.clear()
-        # After the capture: what is made here is not part of what is looked at.
+    def __init__(self, *, seeds=(), skip=(), weigh_host=False):
         self.frames = _frames.running()
+        self.heap = _capture(self.frames, [*seeds, *skip], [*skip, self])
         self.torch = sys.modules.get("torch")
         self.names: dict[tuple[int, int], str] = {}
         """Labels of edges that were added, by (from, to)."""
@@ -340,6 +337,21 @@ class View:
     def weights(self) -> list[tuple[int, int]]:
         """The CUDA blocks that something refers to, as (node, allocated bytes)."""
         return [(node, self.blocks[address].bytes) for address, node in self.block_nodes.items()]
+
+
+def _capture(frames, seeds, skip):
+    """The heap as it is but for what this package made to look at it."""
+    seeds += [sys.modules, *sys.modules.values()]
+    skip += [*_frames.own(), frames, seeds, skip]
+    for running in frames:
+        skip += [running, running.values, *running.values]
+        seeds += [value for _, value in running.values]
+    try:
+        return _native.Heap(seeds, skip)
+    finally:
+        # They refer to frames of this package, which refer to them.
+        skip.clear()
+        seeds.clear()
 
 
 def read_cdata(storage):
