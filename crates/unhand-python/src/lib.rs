@@ -2,13 +2,12 @@
 
 mod cache;
 
-use pyo3::prelude::*;
+use pyo3::pymodule;
 
 #[pymodule]
 mod _native {
     use pyo3::exceptions::PyValueError;
-
-    use super::*;
+    use pyo3::prelude::*;
 
     /// A number of bytes as people read it, for example `1.5 GiB`: the way the whole project writes sizes.
     #[pyfunction]
