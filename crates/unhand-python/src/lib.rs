@@ -6,13 +6,12 @@ mod command;
 mod devices;
 mod heap;
 
-use pyo3::prelude::*;
+use pyo3::pymodule;
 
 #[pymodule]
 mod _native {
     use pyo3::exceptions::PyValueError;
-
-    use super::*;
+    use pyo3::prelude::*;
 
     #[pymodule_export]
     use super::command::main;
