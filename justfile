@@ -4,9 +4,9 @@
 default:
     @just --list
 
-# Build everything once
+# Build everything once; `import unhand` works with PYTHONPATH=python
 setup:
-    cargo build --workspace --all-targets
+    cargo build --workspace --all-targets && cargo xtask module
 
 # Format, lints and house rules
 lint:
@@ -15,6 +15,10 @@ lint:
 # Run the tests, or those whose name contains a word
 test *words:
     cargo test --workspace {{words}}
+
+# Run the Python tests that need no PyTorch, or those whose script's name contains a word
+python *words:
+    cargo xtask module && python3 tests/python/run.py {{words}}
 
 # Everything CI runs
 ci:

@@ -24,6 +24,20 @@ class Action:
     # How many things it dropped: objects, entries, frames, plans.
     count: int | None = None
 
+    def to_dict(self) -> dict:
+        """Plain values, with the names of the fields."""
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __str__(self):
+        words = [self.name.replace("_", " ")]
+        if self.error:
+            words.append(f"not done: {self.error}")
+        elif self.detail:
+            words.append(self.detail)
+        if self.freed_bytes:
+            words.append(_native.format_bytes(self.freed_bytes))
+        return ", ".join(words)
+
 
 @dataclass(frozen=True, slots=True)
 class Scene:
@@ -42,7 +56,7 @@ def scene():
     capturing = _allocator.is_capturing()
     owners = _allocator.pool_owners(capturing)
     n_graphs = sum(owners.graphs.values())
-    if n_graphs == 0 and gc.get_freeze_count() > 0:
+    if n_graphs == 0 and _allocator.objects_are_frozen():
         # A frozen graph cannot be seen, but its pool can.
         look = _allocator.snapshot()
         pools = set() if look is None else look.pools()
@@ -104,7 +118,7 @@ def collect():
     """
 
     def work(report):
-        n_frozen = gc.get_freeze_count()
+        n_frozen = gc.get_freeze_count() if _allocator.objects_are_frozen() else 0
         if n_frozen:
             gc.unfreeze()
         try:

@@ -49,20 +49,28 @@ def local_values(frame) -> list:
     return values
 
 
-def running() -> tuple[list[Running], list]:
-    """The running frames of every thread, innermost first, and beside them the frames of this package.
+def own() -> list:
+    """The running frames of this package. Empty the list before the function that has it returns.
 
-    Empty the second list before the function that has it returns: a frame that is kept keeps its own locals.
+    A frame that is kept keeps its own locals, so a list of frames in a local variable keeps itself.
     """
+    frames = []
+    frame = sys._getframe(1)
+    while frame is not None:
+        if is_ours(frame):
+            frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def running() -> list[Running]:
+    """The running frames of every thread but those of this package, innermost first."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     here = threading.get_ident()
-    frames, ours = [], []
+    frames = []
     for ident, frame in sys._current_frames().items():
         while frame is not None:
-            if ident == here and is_ours(frame):
-                if frame.f_code is not running.__code__:
-                    ours.append(frame)
-            else:
+            if not (ident == here and is_ours(frame)):
                 code = frame.f_code
                 frames.append(
                     Running(
@@ -75,4 +83,4 @@ def running() -> tuple[list[Running], list]:
                     )
                 )
             frame = frame.f_back
-    return frames, ours
+    return frames

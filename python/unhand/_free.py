@@ -55,7 +55,7 @@ class Freed:
             for before, after in zip(self.before, self.after):
                 lines.append(f"  cuda:{before.device}  {_change(before, after)}")
         for action in self.actions:
-            if action.error or action.detail or action.freed_bytes:
+            if action.error or action.freed_bytes or (action.count and action.name != "synchronize"):
                 lines.append(f"  {action}")
         if self.shared:
             lines.append("  not touched, because somebody else needs it (shared=True frees it all the same):")
@@ -170,7 +170,7 @@ def _release(targets, shared, dry_run) -> _Outcome:
     if not _guard.is_available(torch):
         raise Error(f"torch {torch.__version__} cannot guard a freed tensor; delete the references that unhand.holders() names")
     with _see.looking():
-        view = _heap.View(skip=[targets])
+        view = _heap.View(seeds=targets, skip=[targets])
         try:
             asked = Targets(view, targets)
             found = asked.belongings(shared)

@@ -83,6 +83,8 @@ def _freed_base(torch):
     if _base is not None:
         return _base
 
+    data = torch.Tensor.data
+
     class Freed(torch.Tensor):
         """A tensor whose memory `unhand.free` gave back. Its shape and type are left; using its data raises."""
 
@@ -113,7 +115,8 @@ def _freed_base(torch):
                     freed = next((arg for arg in _tensors(args, kwargs) if isinstance(arg, Freed)), None)
                     what = repr(freed) if freed is not None else text.removeprefix(_MARK)
                     raise FreedError(f"{what}: `{getattr(function, '__name__', function)}` cannot use its data") from None
-            if function is torch.Tensor.data.__set__ and not _is_empty(torch, args[0]):
+            is_new_data = getattr(function, "__self__", None) is data and function.__name__ == "__set__"
+            if is_new_data and not _is_empty(torch, args[0]):
                 # It has memory again: it is what it was.
                 args[0].__class__ = args[0]._kind
             return result

@@ -40,10 +40,9 @@ class View:
     A view refers to every object in it. Keep it for as short a time as possible, and call `close()`.
     """
 
-    def __init__(self, *, skip=(), weigh_host=False):
-        self.frames, ours = _frames.running()
-        self.heap = _native.Heap([*skip, *ours])
-        ours.clear()
+    def __init__(self, *, seeds=(), skip=(), weigh_host=False):
+        self.frames = _frames.running()
+        self.heap = _capture(self.frames, [*seeds, *skip], [*skip, self])
         self.torch = sys.modules.get("torch")
         self.names: dict[tuple[int, int], str] = {}
         """Labels of edges that were added, by (from, to)."""
@@ -62,9 +61,13 @@ class View:
         """Node of a tensor to the cdata of its storage."""
         self.gradients: dict[int, object] = {}
         """Node of a gradient to the tensor it belongs to."""
+        self.base_ways: list[int] = []
+        """The nodes between a view and its base."""
         self.graph_nodes: list[int] = []
         """The nodes of autograd's graph."""
         self.block_device: dict[int, int] = {}
+        self.foreign: dict[int, list[int]] = {}
+        """Address of a block to the arrays of other libraries that look into it."""
         self.host_bytes: dict[int, int] = {}
         """Bytes of storages in host memory by cdata, where they are asked for."""
         self._own: dict[int, int] = {}
@@ -202,16 +205,19 @@ class View:
                 self._add_tensor(node, gradient, ".grad", seen, waiting)
                 self.gradients[self.node(gradient)] = tensor
             base = _autograd.base(tensor)
-            if base is not None and self.node(base) not in seen:
-                # It shares the storage, to which the view leads already: only counted, no edge.
-                seen.add(self.node(base))
-                self._add_storage(self.node(base), base, is_python=False)
+            if base is not None:
+                # Over a node of its own, so that the reference can be told from others to the same tensor.
+                way = self.add("base of a view")
+                self.base_ways.append(way)
+                self.link(node, way, "._base")
+                self._add_tensor(way, base, "", seen, waiting)
             for label, other in _components(tensor):
                 self._add_tensor(node, other, label, seen, waiting)
             function = _autograd.grad_fn(tensor)
             if function is not None:
                 roots.append((node, graphs.add(function)))
         self._add_graphs(graphs, roots, seen)
+        self._add_foreign_arrays(kinds, {*of_tensors, *of_storages})
         for node in self.heap.instances(of_storages):
             storage = self.heap.object(node)
             cdata = read_cdata(storage)
@@ -257,11 +263,14 @@ class View:
         node = self.storage_nodes[cdata] = self.add(storage)
         if block is not None:
             storage.device = self.block_device[block.address]
-            target = self.block_nodes.get(block.address)
-            if target is None:
-                target = self.block_nodes[block.address] = self.add(block)
-            self.edges.append((node, target))
+            self.edges.append((node, self._block_node(block)))
         return storage
+
+    def _block_node(self, block) -> int:
+        node = self.block_nodes.get(block.address)
+        if node is None:
+            node = self.block_nodes[block.address] = self.add(block)
+        return node
 
     def _add_bare_storage(self, node, storage, cdata):
         """A storage that Python refers to without a tensor over it."""
@@ -276,6 +285,21 @@ class View:
         known.bare = storage
         known.n_known_aliases += 1
         self._link_wrapper(node, cdata)
+
+    def _add_foreign_arrays(self, kinds, ours):
+        """Arrays of other libraries over PyTorch's memory, as far as they tell where they look."""
+        mro = type.__dict__["__mro__"].__get__
+        word = "__cuda_array_interface__"
+        foreign = [kind for kind in kinds if kind not in ours and any(word in base.__dict__ for base in mro(kind))]
+        for node in self.heap.instances(foreign):
+            try:
+                address = getattr(self.heap.object(node), word)["data"][0]
+            except Exception:
+                continue
+            block = self.block_at(address)
+            if block is not None:
+                self.edges.append((node, self._block_node(block)))
+                self.foreign.setdefault(block.address, []).append(node)
 
     def _link_wrapper(self, node, cdata):
         """A storage and Python's object for it refer to each other: PyTorch keeps the object with the storage."""
@@ -313,6 +337,21 @@ class View:
     def weights(self) -> list[tuple[int, int]]:
         """The CUDA blocks that something refers to, as (node, allocated bytes)."""
         return [(node, self.blocks[address].bytes) for address, node in self.block_nodes.items()]
+
+
+def _capture(frames, seeds, skip):
+    """The heap as it is but for what this package made to look at it."""
+    seeds += [sys.modules, *sys.modules.values()]
+    skip += [*_frames.own(), frames, seeds, skip]
+    for running in frames:
+        skip += [running, running.values, *running.values]
+        seeds += [value for _, value in running.values]
+    try:
+        return _native.Heap(seeds, skip)
+    finally:
+        # They refer to frames of this package, which refer to them.
+        skip.clear()
+        seeds.clear()
 
 
 def read_cdata(storage):

@@ -76,7 +76,6 @@ class _Reference:
     type: str
     rank: tuple
     n_steps: int
-    steps_to: tuple
 
 
 class Holders:
@@ -157,9 +156,9 @@ class Holders:
                 steps.pop()
         text = names[0] + "".join(step.label for step in steps)
         holding = steps[-1].target if steps else self.view.object(child)
-        return _Reference(names, text, kind, _type_of(holding), self._rank(anchor, names[0], kind), len(full), ())
+        return _Reference(names, text, kind, _type_of(holding), self._rank(anchor, names[0], kind, full), len(full))
 
-    def _rank(self, anchor, name, kind):
+    def _rank(self, anchor, name, kind, steps):
         """How well a reference names what it holds; the smallest is the best."""
         if anchor == _heap.ROOT:
             where = 3
@@ -167,7 +166,9 @@ class Holders:
             where = 0
         else:
             where = 1
-        return (where == 3, _kinds.RANK.get(kind, 9), where)
+        # A module says what its parameters are for, an optimizer only lists them.
+        is_listed = kind in ("parameters", "gradients") and not any(step.role in ("parameter", "buffer") for step in steps)
+        return (where == 3, _kinds.RANK.get(kind, 9), where, is_listed)
 
     def _parts(self, owners, parts) -> tuple[Part, ...]:
         """The pieces of a holding with one owner, by what follows the path to the first of them."""

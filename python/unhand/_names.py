@@ -79,6 +79,8 @@ class Namer:
         view = self.view
         start, end = path[at], path[at + 1]
         added = view.names.get((start, end))
+        if added == "":
+            return "", "none", 1
         if added is not None:
             return added, "autograd" if added.startswith((".grad_fn", ".next", "._saved", ".saved")) else (
                 "gradient" if added == ".grad" else "attribute"

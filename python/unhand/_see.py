@@ -271,7 +271,7 @@ def holders(x=None, *, limit=20) -> HolderList:
         items.sort(key=lambda holder: -holder.bytes)
         return HolderList("all GPU memory", None, tuple(items[:limit]))
     with looking():
-        view = _heap.View()
+        view = _heap.View(seeds=[x])
         try:
             return _holders_of(view, x, limit)
         finally:

@@ -43,7 +43,7 @@ class Targets:
         self.starts = [self._node(target) for target in targets]
         mro = type.__dict__["__mro__"].__get__
         kinds = [kind for kind, _ in view.heap.types()]
-        self._closed = set(view.anchors) | set(view.graph_nodes)
+        self._closed = {*view.anchors, *view.graph_nodes, *view.base_ways}
         self._closed |= set(view.heap.instances([kind for kind in kinds if any(base in mro(kind) for base in _CLOSED)]))
         self._optimizers = self._instances(kinds, "torch.optim", "Optimizer")
         self._modules = self._instances(kinds, "torch.nn", "Module")
@@ -102,6 +102,8 @@ class Targets:
             elif any(node in owners for node in nodes):
                 reason = "another module has the same parameter"
                 others = [owners[node] for node in nodes if node in owners]
+            elif storage.block is not None and storage.block.address in self.view.foreign:
+                reason, others = "an array of another library shares its memory", self.view.foreign[storage.block.address]
             elif self._unknown_aliases(storage):
                 reason = "native code refers to it"
             if reason is None:
@@ -125,6 +127,11 @@ class Targets:
         inside = set(view.graph.reachable(starts, list(closed - set(starts))).list())
         for node in (inside | set(self.starts)) & self._optimizers:
             inside |= self._of_optimizer(view.object(node), closed, inside)
+        for way in inside.intersection(view.base_ways):
+            # A base that only its view keeps is a part of it; one that somebody else has is not.
+            behind = set(view.graph.reachable([way], list(closed - {way})).list())
+            if not any(node in self.outside for node in behind & view.tensor_storages.keys()):
+                inside |= behind
         return inside
 
     def _owners_of_modules(self, modules) -> set[int]:

@@ -9,6 +9,8 @@ import sys
 import types
 from dataclasses import dataclass
 
+from unhand import _allocator
+
 _LAST = ("last_exc", "last_value", "last_traceback", "last_type")
 _GENERATORS = 0x20 | 0x80 | 0x200
 # `frame.f_locals` is a copy kept in the frame up to CPython 3.12, and a view of it after.
@@ -157,7 +159,7 @@ def _clear(tracebacks, spared):
     frames -= spared
     # Clearing the frame of a generator that waits ends the generator.
     if any(frame.f_code.co_flags & _GENERATORS for frame in frames):
-        if gc.get_freeze_count() == 0:
+        if not _allocator.objects_are_frozen():
             frames -= _suspended_frames()
         else:
             # Frozen generators cannot be found, so nobody can say which of these have ended.

@@ -2,6 +2,7 @@
 
 mod finding;
 mod instructions;
+mod module;
 mod order;
 mod prose;
 mod rules;
@@ -17,9 +18,10 @@ type Failure = Box<dyn std::error::Error>;
 const USAGE: &str = "usage: cargo xtask <command>
 
   check         house rules: crate order, unsafe, file headers and lengths, forbidden words, docs
-  test          everything CI runs: format, lints, house rules, tests, reference, oracle, instructions
+  test          everything CI runs: format, lints, house rules, tests, Python, reference, oracle, instructions
   lint          the part of `test` that runs no test
   standin       the real PyTorch on the stand-in; installs PyTorch first (1.1 GB to download)
+  module        build the module of the Python package and put it into the checkout; --release for speed
   instructions  count the instructions of the allocator's hot loops";
 
 fn main() -> ExitCode {
@@ -29,6 +31,8 @@ fn main() -> ExitCode {
         ["check"] => check(),
         ["test"] => runner::run(runner::Scope::Everything),
         ["instructions"] => instructions::run(),
+        ["module"] => module::place(false),
+        ["module", "--release"] => module::place(true),
         ["standin"] => runner::run(runner::Scope::Standin),
         ["lint"] => runner::run(runner::Scope::Lint),
         _ => {

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::tree::root;
-use crate::{Failure, check, instructions, say};
+use crate::{Failure, check, instructions, module, say};
 
 /// How much to run.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -68,18 +68,31 @@ fn steps(scope: Scope) -> Vec<Step> {
         needs: &[],
     };
     if scope == Scope::Standin {
-        return vec![Step {
-            // Without the variable the tests pass where PyTorch has not been installed.
-            environment: vec![("UNHAND_REQUIRE_STANDIN", "1")],
-            needs: &["python3"],
-            ..step(
-                "stand-in",
-                &[
-                    &["python3", "tests/standin/fetch.py"],
-                    &["cargo", "test", "-p", "unhand-standin", "--test", "torch", "--quiet"],
-                ],
-            )
-        }];
+        return vec![
+            Step {
+                // Without the variable the tests pass where PyTorch has not been installed.
+                environment: vec![("UNHAND_REQUIRE_STANDIN", "1")],
+                needs: &["python3"],
+                ..step(
+                    "stand-in",
+                    &[
+                        &["python3", "tests/standin/fetch.py"],
+                        &["cargo", "test", "-p", "unhand-standin", "--test", "torch", "--quiet"],
+                    ],
+                )
+            },
+            Step {
+                needs: &["python3"],
+                ..step(
+                    "python",
+                    &[
+                        &["module"],
+                        &["cargo", "build", "-p", "unhand-standin", "--quiet"],
+                        &["python3", "tests/python/run.py", "--torch", "2.11.0", "--torch", "2.15.0"],
+                    ],
+                )
+            },
+        ];
     }
     let mut steps = vec![
         step("format", &[&["cargo", "fmt", "--all", "--check"]]),
@@ -96,6 +109,10 @@ fn steps(scope: Scope) -> Vec<Step> {
         // An inline snapshot that differs is a failed test, never a file to review later.
         environment: vec![("INSTA_UPDATE", "no")],
         ..step("tests", &[&["cargo", "test", "--workspace", "--no-fail-fast", "--quiet"]])
+    });
+    steps.push(Step {
+        needs: &["python3"],
+        ..step("python", &[&["module"], &["python3", "tests/python/run.py"]])
     });
     steps.push(Step {
         environment: vec![("RUSTDOCFLAGS", "-D warnings")],
@@ -131,6 +148,7 @@ fn perform(step: &Step) -> Result<Outcome, Failure> {
         is_fine = match words.as_slice() {
             ["check"] => check()?,
             ["instructions"] => instructions::run()?,
+            ["module"] => module::place(false)?,
             words => execute(words, &step.environment, &mut count)?,
         };
         if !is_fine {
@@ -171,8 +189,15 @@ fn execute(words: &[&str], environment: &[(&str, &str)], count: &mut Count) -> R
     Ok(child.wait()?.success())
 }
 
-/// The counts of libtest's closing line: `test result: ok. 3 passed; 0 failed; …`.
+/// The counts of a closing line: libtest's (`test result: ok. 3 passed; 0 failed; …`) or that of a Python script
+/// (`3 passed, 0 failed`).
 fn result_of(line: &str) -> Option<Count> {
+    if let Some((passed, failed)) = line.split_once(" passed, ") {
+        return Some(Count {
+            passed: passed.parse().ok()?,
+            failed: failed.strip_suffix(" failed")?.parse().ok()?,
+        });
+    }
     let (_, counts) = line.strip_prefix("test result: ")?.split_once(". ")?;
     let number = |word: &str| {
         let field = counts.split(';').find(|field| field.trim().ends_with(word))?;
@@ -201,6 +226,14 @@ impl fmt::Display for Outcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn reads_the_closing_line_of_a_script() {
+        assert_eq!(result_of("12 passed, 3 failed"), Some(Count { passed: 12, failed: 3 }));
+        for line in ["FAILED check_passed, not failed", "x: 12 passed, 3 failed", "12 passed, 3 failed."] {
+            assert_eq!(result_of(line), None, "{line}");
+        }
+    }
 
     #[test]
     fn reads_the_closing_line_of_a_test_binary() {

@@ -28,8 +28,9 @@ pub struct Dominators {
 }
 
 impl Dominators {
-    /// The dominators of everything that `root` reaches. O(m log n) at worst and nearly linear in practice; 32 bytes
-    /// for each reachable node while it works, and 8 for each edge that leads back or across. No recursion.
+    /// The dominators of everything that `root` reaches. O(m log n) at worst and nearly linear in practice. While
+    /// it works, 4 bytes for each node, 20 for each reachable one, 12 for each edge that leads back or across, and 12
+    /// for each node that the search has open. No recursion.
     pub fn of(graph: &Graph, root: Node) -> Dominators {
         Dominators::within(graph, root, |_, _| true)
     }
@@ -60,12 +61,13 @@ impl Dominators {
     /// A node that the root does not reach has its own weight only. Weights that are missing are 0; sums stop at the
     /// largest number there is. O(n).
     pub fn retained(&self, weights: &[u64]) -> Vec<u64> {
-        let weight = |node: Node| weights.get(node as usize).copied().unwrap_or(0);
-        let mut by_number: Vec<u64> = self.node_of.iter().map(|&node| weight(node)).collect();
-        self.sum_up(&mut by_number);
-        let mut retained: Vec<u64> = (0..).take(self.number.len()).map(weight).collect();
-        for (&node, bytes) in self.node_of.iter().zip(by_number) {
-            retained[node as usize] = bytes;
+        let mut retained = vec![0; self.number.len()];
+        let n_given = weights.len().min(retained.len());
+        retained[..n_given].copy_from_slice(&weights[..n_given]);
+        for (&node, &above) in self.node_of.iter().zip(&self.idom).skip(1).rev() {
+            let bytes = retained[node as usize];
+            let sum = &mut retained[self.node_of[above as usize] as usize];
+            *sum = sum.saturating_add(bytes);
         }
         retained
     }
@@ -186,17 +188,17 @@ struct Link {
 
 /// Completes the semidominators: from the last number to the first, with what the late edges bring.
 fn semidominators(parent: &[u32], semi: &mut [u32], late: &[Late]) {
-    // The late edges of each head, as lists through one array.
-    let mut first = vec![NONE; parent.len()];
+    let mut links: Vec<Link> = parent.iter().map(|&ancestor| Link { ancestor, label: NONE }).collect();
+    // The late edges of each head, as a list through one array. It begins in the label, which has no other use until
+    // the head is done.
     let mut next = Vec::with_capacity(late.len());
     for (edge, &Late { to, .. }) in (0..).zip(late) {
-        next.push(std::mem::replace(&mut first[to as usize], edge));
+        next.push(std::mem::replace(&mut links[to as usize].label, edge));
     }
-    let mut links: Vec<Link> = parent.iter().map(|&ancestor| Link { ancestor, label: 0 }).collect();
     let mut way = Vec::new();
     for at in (1..parent.len()).rev() {
         let mut smallest = semi[at];
-        let mut edge = first[at];
+        let mut edge = links[at].label;
         while edge != NONE {
             smallest = smallest.min(label(&mut links, &mut way, late[edge as usize].from, narrow(at)));
             edge = next[edge as usize];

@@ -165,7 +165,10 @@ fn ancestors(graph: &Graph, root: Node, anchors: &NodeSet, targets: &[(Node, u64
             waiting.push(node);
         }
     }
-    while let Some(node) = waiting.pop() {
+    // First in, first out, as in `reachable`.
+    let mut n_done = 0;
+    while let Some(&node) = waiting.get(n_done) {
+        n_done += 1;
         // An anchor is referred to by the root, as far as we are concerned, and the root by nobody.
         if node == root || anchors.contains(node) {
             continue;

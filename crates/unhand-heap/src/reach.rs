@@ -7,7 +7,7 @@ use crate::{Graph, NONE, Node, NodeSet};
 /// All nodes that `from` reaches, `from` itself included, following edges out of nodes for which `is_open` says so.
 ///
 /// The nodes of `from` are always followed. A node that is not open is reached, and nothing is reached through it.
-/// O(n + m) time; each edge is looked at once.
+/// O(n + m) time; each edge is looked at once. 4 bytes for each node that is followed while it works.
 pub fn reachable(graph: &Graph, from: &[Node], is_open: impl Fn(Node) -> bool) -> NodeSet {
     let mut reached = NodeSet::new(graph.n_nodes());
     let mut waiting: Vec<Node> = Vec::new();
@@ -16,7 +16,11 @@ pub fn reachable(graph: &Graph, from: &[Node], is_open: impl Fn(Node) -> bool) -
             waiting.push(node);
         }
     }
-    while let Some(node) = waiting.pop() {
+    // First in, first out: what is looked up for one node does not depend on the node before, so that the processor
+    // waits for the memory of several at once.
+    let mut n_done = 0;
+    while let Some(&node) = waiting.get(n_done) {
+        n_done += 1;
         for &next in graph.successors(node) {
             if reached.insert(next) && is_open(next) {
                 waiting.push(next);

@@ -129,8 +129,13 @@ fn reference_count(object: usize) -> u32 {
 }
 
 impl Capture {
-    /// Reads the graph. `skipped` are objects whose referents are of no interest: the caller's own.
-    pub(crate) fn take(py: Python<'_>, skipped: &[Bound<'_, PyAny>]) -> PyResult<Capture> {
+    /// Reads the graph. `seeds` are objects to begin with beside those the collector lists: it lists no frozen ones.
+    /// `skipped` are objects whose referents are of no interest: the caller's own.
+    pub(crate) fn take(
+        py: Python<'_>,
+        seeds: &[Bound<'_, PyAny>],
+        skipped: &[Bound<'_, PyAny>],
+    ) -> PyResult<Capture> {
         let listed: Bound<'_, PyList> = py.import("gc")?.call_method0("get_objects")?.cast_into()?;
         let skipped: FxHashSet<usize> = skipped.iter().map(|object| object.as_ptr() as usize).collect();
         let n_listed = listed.len();
@@ -156,6 +161,19 @@ impl Capture {
             reference_counts.push(if count == IMMORTAL { count } else { count - 1 });
         }
         let mut found = Vec::new();
+        for seed in seeds {
+            let object = seed.as_ptr() as usize;
+            let facts = types.of(object);
+            if !nodes.contains_key(&object) && is_tracked(object, &facts) {
+                nodes.insert(object, u32::try_from(addresses.len())?);
+                addresses.push(object);
+                type_of.push(facts.index);
+                // The seed itself is one reference.
+                let count = reference_count(object);
+                reference_counts.push(if count == IMMORTAL { count } else { count.saturating_sub(1) });
+                found.push(seed.clone().unbind());
+            }
+        }
         let mut offsets = Vec::with_capacity(addresses.len() + 1);
         let mut successors = Vec::with_capacity(addresses.len() * 3 / 2);
         let mut referents: Vec<usize> = Vec::new();

@@ -58,12 +58,13 @@ fn error(error: unhand_heap::Error) -> PyErr {
 
 #[pymethods]
 impl Heap {
-    /// Take the graph now. The referents of the objects in `skip` are left out.
+    /// Take the graph now, from every object that the collector lists and from `seeds`, which it may not list when it
+    /// has frozen them. The referents of the objects in `skip` are left out.
     #[new]
-    #[pyo3(signature = (skip=Vec::new()))]
+    #[pyo3(signature = (seeds=Vec::new(), skip=Vec::new()))]
     #[expect(clippy::needless_pass_by_value, reason = "how an argument arrives from Python")]
-    fn new(py: Python<'_>, skip: Vec<Bound<'_, PyAny>>) -> PyResult<Heap> {
-        Ok(Heap { capture: Capture::take(py, &skip)? })
+    fn new(py: Python<'_>, seeds: Vec<Bound<'_, PyAny>>, skip: Vec<Bound<'_, PyAny>>) -> PyResult<Heap> {
+        Ok(Heap { capture: Capture::take(py, &seeds, &skip)? })
     }
 
     /// How many nodes there are, the root included.

@@ -2,16 +2,21 @@
 
 mod cache;
 mod capture;
+mod command;
+mod devices;
 mod heap;
 
-use pyo3::prelude::*;
+use pyo3::pymodule;
 
 #[pymodule]
 mod _native {
     use pyo3::exceptions::PyValueError;
+    use pyo3::prelude::*;
 
-    use super::*;
-
+    #[pymodule_export]
+    use super::command::main;
+    #[pymodule_export]
+    use super::devices::devices;
     #[pymodule_export]
     use super::heap::{Heap, HeapGraph, Nodes};
 

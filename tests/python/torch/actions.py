@@ -108,6 +108,37 @@ def check_an_exception_that_is_being_handled_is_left_alone():
     assert watches[0].expired()
 
 
+def check_a_notebook_lets_go():
+    try:
+        from IPython.core.interactiveshell import InteractiveShell
+    except ImportError:
+        print("IPython is not installed: its real shell was not asked")
+        return
+    import contextlib
+    import io
+
+    shell, watches = InteractiveShell.instance(), []
+
+    def run(cell):
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            shell.run_cell(cell, store_history=True)
+
+    shell.user_ns.update(fail=fail, watches=watches, empty=empty)
+    run("fail(watches)")
+    assert not watches[0].expired()
+    answer = done(_actions.tracebacks())
+    assert watches[0].expired() and answer.freed_bytes == 8 * MIB, answer
+    run("x = {'output': empty(1000)}")
+    run("x")
+    watched = watch(shell.user_ns["x"]["output"])
+    run("del x")
+    assert not watched.expired()
+    done(_actions.tracebacks())
+    assert not watched.expired()
+    answer = done(_actions.notebook_history())
+    assert watched.expired() and answer.count == 1 and answer.freed_bytes == 1024, answer
+
+
 def check_shown_values_go_only_when_they_hold_device_memory():
     import builtins
 

@@ -113,14 +113,17 @@ def check_returnable_is_what_comes_back():
 def check_returnable_counts_what_waits_for_another_stream():
     released()
     stream = torch.cuda.Stream()
-    block = empty(30 * MIB)
+    # Expandable, the first two make two pages together, and neither makes more than one alone.
+    first, block, kept = empty(10 * MIB), empty(30 * MIB), empty(5 * MIB)
     with torch.cuda.stream(stream):
         block.zero_()
         block.record_stream(stream)
-    del block
+    del block, first
     seen = ladder.ladder()
+    assert seen.active_bytes - seen.allocated_bytes == 30 * MIB and "in use by another stream" in str(seen)
     assert seen.cached_bytes == seen.reserved_bytes - seen.allocated_bytes
-    assert given_back() == seen.returnable_bytes >= 30 * MIB
+    assert given_back() == seen.returnable_bytes == 40 * MIB
+    del kept
 
 
 def check_other_streams_are_counted():

@@ -286,7 +286,10 @@ mod tests {
         let mut device = device(64 * MIB);
         assert_eq!((device.has_context(), device.free_bytes(), device.held_bytes()), (false, 64 * MIB, 0));
         device.enter();
-        assert_eq!((device.has_context(), device.free_bytes(), device.held_bytes()), (true, 60 * MIB, 4 * MIB));
+        assert_eq!(
+            (device.has_context(), device.free_bytes(), device.held_bytes()),
+            (true, 60 * MIB, 4 * MIB)
+        );
     }
 
     #[test]
