@@ -90,6 +90,22 @@ def tracebacks():
     return _act("tracebacks", work, _allocated_bytes)
 
 
+def stored_tracebacks(found):
+    """Clears the locals in tracebacks of exceptions that the program stored; `found` is emptied.
+
+    The exceptions keep their messages and lines. While a debugger is open, nothing is touched.
+    """
+
+    def work(report):
+        if _tracebacks.debugger_is_open():
+            raise _Refused("a debugger is looking at frames")
+        n_stored = len(found)
+        report.count = _tracebacks.clear(found)
+        report.detail = f"locals of {_count(report.count, 'failed call')} in {_count(n_stored, 'stored traceback')}"
+
+    return _act("stored_tracebacks", work, _allocated_bytes)
+
+
 def notebook_history(shell_too=False):
     """Drops shown values that hold CUDA tensors: `Out[…]`, `_`, `__`, `___`, `_1` and so on, in all places.
 

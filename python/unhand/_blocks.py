@@ -17,8 +17,15 @@ def device_index(device) -> int:
     return torch.cuda.current_device() if device.index is None else device.index
 
 
-def known(segments, nameless, owners) -> dict[int, tuple[str, str]]:
-    """What is known of blocks that no Python object leads to: address to (kind, path)."""
+# cuBLASLt's workspace where nothing else was asked for (`_getWorkspaceSize`, aten/src/ATen/cuda/CUDABlas.cpp).
+_LT_WORKSPACE_BYTES = 1 << 20
+
+
+def known(segments, nameless, owners, half_sizes=frozenset()) -> dict[int, tuple[str, str]]:
+    """What is known of blocks that no Python object leads to: address to (kind, path).
+
+    `half_sizes` are the bytes that copies of weights in half precision have, while an autocast region may keep some.
+    """
     found = {}
     pools = {block.address: segment.pool for segment in segments for block in segment.blocks}
     for block in nameless:
@@ -29,6 +36,10 @@ def known(segments, nameless, owners) -> dict[int, tuple[str, str]]:
             found[block.address] = ("graph pool", _pool(pool, owners))
         elif _native.is_cublas_workspace(block.requested_bytes):
             found[block.address] = ("workspace", "cuBLAS workspaces (by their size)")
+        elif block.requested_bytes in half_sizes:
+            found[block.address] = ("cache", "the autocast cache (by its size)")
+        elif block.requested_bytes == _LT_WORKSPACE_BYTES:
+            found[block.address] = ("workspace", "a cuBLASLt workspace (by its size)")
     return found
 
 

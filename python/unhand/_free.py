@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+import types
 from dataclasses import dataclass
 
 from unhand import _actions, _allocator, _guard, _heap, _see
@@ -99,8 +100,8 @@ def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
     Memory that a tensor or a module outside of the targets shares is left alone and listed, unless `shared` is true.
     So is memory that a captured CUDA graph may use: name the graph as well.
 
-    Without targets it frees only what nobody meant to keep: tracebacks, dead cycles, workspaces, caches. That is done
-    with targets too. `compile_caches` also resets `torch.compile`. With `dry_run` nothing is done, only told.
+    Without targets it frees only what nobody meant to keep: the locals in tracebacks of exceptions that are over, dead
+    cycles, workspaces, caches. That is done with targets too. `compile_caches` also resets `torch.compile`. With `dry_run` nothing is done, only told.
 
     Needs no GPU memory itself. Raises `CaptureError` while a CUDA graph is being captured, and TypeError for a target
     that cannot hold a tensor.
@@ -117,7 +118,7 @@ def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
             actions.append(_actions.compile_caches())
         if not dry_run:
             actions.append(_actions.synchronize())
-        outcome = _release(targets, shared, dry_run)
+        outcome = _release(targets, shared, dry_run, actions)
         del targets
         if not dry_run:
             actions += _let_go(devices)
@@ -161,26 +162,44 @@ class _Outcome:
     shared: tuple = ()
 
 
-def _release(targets, shared, dry_run) -> _Outcome:
+def _release(targets, shared, dry_run, actions) -> _Outcome:
     torch = sys.modules.get("torch")
-    if not targets:
-        return _Outcome()
     if torch is None:
-        raise Error("torch is not imported in this process, so nothing here holds GPU memory of its")
-    if not _guard.is_available(torch):
+        if targets:
+            raise Error("torch is not imported in this process, so nothing here holds GPU memory of its")
+        return _Outcome()
+    if targets and not _guard.is_available(torch):
         raise Error(f"torch {torch.__version__} cannot guard a freed tensor; delete the references that unhand.holders() names")
     with _see.looking():
-        view = _heap.View(seeds=targets, skip=[targets])
+        view = _heap.View(targets, [targets])
         try:
+            if not dry_run:
+                stored = _stored_tracebacks(view)
+                if stored:
+                    view.close()
+                    actions += [_actions.stored_tracebacks(stored), _actions.collect()]
+                    view = _heap.View(targets, [targets])
+            if not targets:
+                return _Outcome()
             asked = Targets(view, targets)
             found = asked.belongings(shared)
-            outcome = _Outcome(len(found.storages), _bytes_of(view, found.storages), _shared_holders(view, found))
+            n_bytes = _bytes_of(view, found.storages) + found.graph_bytes
+            outcome = _Outcome(len(found.storages), n_bytes, _shared_holders(view, found))
             if not dry_run:
                 _reset_graphs(view, asked)
                 _release_storages(torch, view, found)
             return outcome
         finally:
             view.close()
+
+
+def _stored_tracebacks(view) -> list:
+    """Tracebacks that lead to GPU memory, wherever the program stored them."""
+    nodes = view.heap.instances([types.TracebackType])
+    if not nodes:
+        return []
+    leads = view.graph.ancestors(list(view.block_nodes.values()))
+    return [view.object(node) for node in nodes if node in leads]
 
 
 def _bytes_of(view, storages) -> int:
@@ -213,11 +232,11 @@ def _release_storages(torch, view, found):
             if not _guard.release(torch, wrapper, _message(storage)):
                 _replace(torch, storage)
             del wrapper
-        for node, tensor in found.tensors.items():
-            if view.tensor_storages[node] not in found.storages_set:
-                continue
+        for cdata in found.storages:
+            for tensor in view.storages[cdata].tensors:
+                _guard.mark(torch, tensor)
+        for tensor in found.with_graph:
             _drop_graph(torch, tensor)
-            _guard.mark(torch, tensor)
 
 
 def _message(storage) -> str:

@@ -40,9 +40,9 @@ class View:
     A view refers to every object in it. Keep it for as short a time as possible, and call `close()`.
     """
 
-    def __init__(self, *, seeds=(), skip=(), weigh_host=False):
+    def __init__(self, seeds=(), skip=(), *, weigh_host=False):
         self.frames = _frames.running()
-        self.heap = _capture(self.frames, [*seeds, *skip], [*skip, self])
+        self.heap = _capture(self.frames, [*seeds, *skip], [*skip, seeds, self])
         self.torch = sys.modules.get("torch")
         self.names: dict[tuple[int, int], str] = {}
         """Labels of edges that were added, by (from, to)."""
@@ -61,6 +61,8 @@ class View:
         """Node of a tensor to the cdata of its storage."""
         self.gradients: dict[int, object] = {}
         """Node of a gradient to the tensor it belongs to."""
+        self.with_graph: dict[int, object] = {}
+        """Node to tensor, of the tensors on which an autograd graph hangs, on whatever device."""
         self.base_ways: list[int] = []
         """The nodes between a view and its base."""
         self.graph_nodes: list[int] = []
@@ -216,6 +218,7 @@ class View:
             function = _autograd.grad_fn(tensor)
             if function is not None:
                 roots.append((node, graphs.add(function)))
+                self.with_graph[node] = tensor
         self._add_graphs(graphs, roots, seen)
         self._add_foreign_arrays(kinds, {*of_tensors, *of_storages})
         for node in self.heap.instances(of_storages):
@@ -333,6 +336,19 @@ class View:
             # A tensor that only autograd has: Python got to see it just now.
             seen.add(target)
             self._add_storage(target, saved, is_python=False)
+
+    def autocast_sizes(self) -> set[int]:
+        """The bytes of copies that an open autocast region may have made of weights (`cached_cast`, ATen/autocast_mode.cpp)."""
+        torch = self.torch
+        if torch is None or not torch.is_autocast_cache_enabled() or not torch.is_autocast_enabled():
+            return set()
+        with torch._C.DisableTorchFunctionSubclass():
+            return {
+                tensor.numel() * 2
+                for storage in self.storages.values()
+                for tensor in storage.tensors
+                if tensor.is_leaf and tensor.requires_grad and tensor.dtype == torch.float32
+            }
 
     def weights(self) -> list[tuple[int, int]]:
         """The CUDA blocks that something refers to, as (node, allocated bytes)."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from unhand import _frames, _heap, _kinds, _names
 from unhand._native import format_bytes
 
-_REPRESENTATIVES = 4
+_SAMPLES = 6
+_ENDS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +89,19 @@ class Holders:
     def of(self, holding, device) -> Holder:
         """The holder for one holding, as `HeapGraph.holdings` returns it."""
         owners, _, targets, n_bytes, parts = holding
-        samples = self._samples(targets)
-        paths = [self.view.graph.paths_to(target, [child for _, child in owners]) for target in samples]
+        samples, ends = self._samples(targets), self._ends(targets, parts)
+        children = [child for _, child in owners]
+        to = {end: self.view.graph.paths_to(end, children) for end in dict.fromkeys([*samples, *ends])}
         found = []
         for index, (anchor, child) in enumerate(owners):
-            own = [to_target[index] for to_target in paths if to_target[index] is not None]
-            if own:
-                found.append(self._reference(anchor, child, own, len(targets) > 1))
+            whole = [(to[node][index], self.view.object(node).bytes) for node in samples if to[node][index] is not None]
+            if whole:
+                common = [to[node][index] for node in ends if to[node][index] is not None]
+                found.append(self._reference(anchor, child, whole, common))
+        if not found:
+            # Every path was lost between two questions: the heap is one moment, the objects go on.
+            anchor, child = owners[0]
+            found = [self._reference(anchor, child, [([child], 0)], [])]
         found.sort(key=lambda reference: (*reference.rank, reference.n_steps, reference.text))
         best = found[0]
         texts = [name + best.text.removeprefix(best.names[0]) for name in best.names]
@@ -113,7 +120,7 @@ class Holders:
             device=device,
             is_alone=is_alone,
             advice=_kinds.advice(best.kind, texts[0], len(texts), name, is_alone),
-            parts=self._parts(owners, parts) if len(owners) == 1 else (),
+            parts=self._parts(owners, parts, texts[0].removeprefix(best.names[0])) if len(owners) == 1 else (),
         )
 
     def name(self, node) -> tuple[str, str] | None:
@@ -124,7 +131,7 @@ class Holders:
         owners = held[0][0]
         paths = self.view.graph.paths_to(node, [child for _, child in owners])
         found = [
-            self._reference(anchor, child, [path], False)
+            self.reference(anchor, child, path)
             for (anchor, child), path in zip(owners, paths)
             if path is not None
         ]
@@ -133,30 +140,49 @@ class Holders:
         best = min(found, key=lambda reference: (*reference.rank, reference.n_steps, reference.text))
         return best.text, best.kind
 
-    def _samples(self, targets):
-        """A few targets that stand for all, the largest first: it decides the kind."""
-        ordered = sorted(targets, key=lambda node: -self.view.object(node).bytes)
-        if len(targets) <= _REPRESENTATIVES:
-            return ordered
-        return list(dict.fromkeys([ordered[0], ordered[-1], targets[0], targets[-1]]))
+    def reference(self, anchor, child, path) -> _Reference:
+        """The reference that one path begins with."""
+        return self._reference(anchor, child, [(path, 1)], [])
 
-    def _reference(self, anchor, child, paths, is_many) -> _Reference:
-        full = self.namer.steps(anchor, paths[0])
+    def _samples(self, targets):
+        """A few targets that stand for all, the largest: the paths to them decide the kind."""
+        return sorted(targets, key=lambda node: -self.view.object(node).bytes)[:_SAMPLES]
+
+    def _ends(self, targets, parts):
+        """Nodes that stand for all targets: what the paths to them have in common leads to all."""
+        if len(targets) == 1:
+            return targets
+        tops = [index for index, part in enumerate(parts) if part[1] is None]
+        if len(tops) == 1 and any(part[1] == tops[0] for part in parts):
+            # One object leads to all of them: the paths to what lies right below it have just that in common.
+            shown = [part for part in parts if part[1] == tops[0]]
+        else:
+            shown = [parts[index] for index in tops]
+        if shown:
+            return [part[0] for part in shown[:_ENDS]]
+        return targets[:: max(1, len(targets) // _ENDS)]
+
+    def _reference(self, anchor, child, whole, ends) -> _Reference:
+        """One reference: `whole` are paths to targets with their bytes, `ends` the paths that lead to all of them."""
         names = self.namer.starts(anchor, child)
-        kind = _kinds.kind_of(self.view, anchor, child, names[0], full)
-        steps = full
-        if is_many:
-            # What the paths have in common leads to what holds all of them.
-            common = 0
-            while all(len(path) > common + 1 and path[common] == paths[0][common] for path in paths):
+        full = [self.namer.steps(anchor, path) for path, _ in whole]
+        weights: dict[str, int] = {}
+        for steps, (_, weight) in zip(full, whole):
+            kind = _kinds.kind_of(self.view, anchor, child, names[0], steps)
+            weights[kind] = weights.get(kind, 0) + weight
+        kind = max(weights, key=weights.__getitem__)
+        steps = full[0]
+        if ends and (len(ends) > 1 or ends[0] != whole[0][0]):
+            common, first = 0, ends[0]
+            while all(len(path) > common and common < len(first) and path[common] == first[common] for path in ends):
                 common += 1
-            steps = self.namer.steps(anchor, paths[0][:common]) if common > 1 else []
-            while steps and steps[-1].role == "module":
-                # The dictionary inside of a module is no name.
-                steps.pop()
+            steps = self.namer.steps(anchor, first[:common])
+        while steps and steps[-1].role == "module":
+            # The dictionary inside of a module is no name.
+            steps.pop()
         text = names[0] + "".join(step.label for step in steps)
         holding = steps[-1].target if steps else self.view.object(child)
-        return _Reference(names, text, kind, _type_of(holding), self._rank(anchor, names[0], kind, full), len(full))
+        return _Reference(names, text, kind, _type_of(holding), self._rank(anchor, names[0], kind, full[0]), len(full[0]))
 
     def _rank(self, anchor, name, kind, steps):
         """How well a reference names what it holds; the smallest is the best."""
@@ -170,8 +196,8 @@ class Holders:
         is_listed = kind in ("parameters", "gradients") and not any(step.role in ("parameter", "buffer") for step in steps)
         return (where == 3, _kinds.RANK.get(kind, 9), where, is_listed)
 
-    def _parts(self, owners, parts) -> tuple[Part, ...]:
-        """The pieces of a holding with one owner, by what follows the path to the first of them."""
+    def _parts(self, owners, parts, above) -> tuple[Part, ...]:
+        """The pieces of a holding with one owner, by what follows the path that the holder has."""
         (anchor, child), = owners
         shown = []
         tops = [index for index, part in enumerate(parts) if part[1] is None]
@@ -183,6 +209,7 @@ class Holders:
             if path is None:
                 continue
             text = "".join(step.label for step in self.namer.steps(anchor, path))
+            text = text.removeprefix(above)
             shown.append(Part(text, _type_of(self.view.object(node)), n_bytes, n_targets))
         return tuple(shown[:8])
 

@@ -86,7 +86,7 @@ def kind_of(view: "_heap.View", anchor, child, start, steps) -> str:
 def advice(kind, path, n_paths, name, is_alone) -> str:
     """What to do, in one sentence. `name` is what to pass to `unhand.free`."""
     if kind == "traceback":
-        return "A traceback keeps the locals of the frames that failed: unhand.free() clears it."
+        return "A traceback keeps the locals of the calls that failed: unhand.free() clears them."
     if kind == "notebook history":
         return "The notebook keeps the results of its cells: %reset -f out, or unhand.free() on the value."
     if kind == "dead cycle":

@@ -13,6 +13,7 @@ from unhand import _frames, _heap
 
 _MAX_KEY = 40
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+_TENSOR_SLOTS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _lru_cache = type(functools.lru_cache(lambda: None))
 
 
@@ -124,15 +125,18 @@ def _names_of(owner, target, further):
     if _type_name(owner) == "_lru_list_elem":
         return "", "none", 1
     if isinstance(owner, types.TracebackType):
-        if owner.tb_frame is target and further is not None:
+        if owner.tb_frame is target:
             code = owner.tb_frame.f_code
-            local = _local_of(owner.tb_frame, further)
-            return f" at {_frames.place(code, owner.tb_lineno)} {code.co_name}() local `{local}`", "traceback", 2
+            return f" at {_frames.place(code, owner.tb_lineno)} {code.co_name}()", "traceback", 1
         return "", "none", 1
     if isinstance(owner, types.FrameType):
         if owner.f_back is target:
             return ".f_back", "frame", 1
-        return f" local `{_local_of(owner, target)}`", "frame", 1
+        name = _local_of(owner, target)
+        if name == "?" and type(target) is dict and further is not None:
+            # What `f_locals` left in the frame when somebody looked at it.
+            return f" local `{_key_of(target, further)}`", "frame", 2
+        return f" local `{name}`", "frame", 1
     if isinstance(owner, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return _of_generator(owner, target)
     if isinstance(owner, BaseException):
@@ -272,11 +276,17 @@ def _of_instance(owner, target, further):
     names = _instance_dict(owner)
     if target is type(owner):
         return ".__class__", "class", 1
+    if names is target and further is None:
+        return "", "none", 1
     if names is not None:
         width = 2 if target is names and further is not None else 1
         name = _key_of(names, further if width == 2 else target)
         if name is not None:
             return f".{name}", "module" if name in _MODULE_DICTS else "attribute", width
+    for name in _TENSOR_SLOTS:
+        # Attributes of tensors that are written in C.
+        if type.__dict__["__name__"].__get__(type(target)) == "OrderedDict" and _plain(owner, name) is target:
+            return f".{name}", "attribute", 1
     for kind in type.__dict__["__mro__"].__get__(type(owner)):
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
@@ -294,6 +304,13 @@ def _of_instance(owner, target, further):
                 except Exception:
                     continue
     return None
+
+
+def _plain(owner, name):
+    try:
+        return getattr(owner, name, None)
+    except Exception:
+        return None
 
 
 def _instance_dict(owner):

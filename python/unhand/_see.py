@@ -133,7 +133,7 @@ class Explanation:
         self.nameless = [block for block in blocks if block.address not in view.block_nodes]
         self.garbage_bytes = sum(view.object(node).bytes for node in unheld)
         self.more_bytes = 0
-        self.known = _blocks.known(view.segments[device], self.nameless, _allocator.pool_owners())
+        self.known = _blocks.known(view.segments[device], self.nameless, _allocator.pool_owners(), view.autocast_sizes())
         self.unattributed = [block for block in self.nameless if block.address not in self.known]
         self.unattributed_bytes = sum(block.bytes for block in self.unattributed)
 
@@ -271,7 +271,7 @@ def holders(x=None, *, limit=20) -> HolderList:
         items.sort(key=lambda holder: -holder.bytes)
         return HolderList("all GPU memory", None, tuple(items[:limit]))
     with looking():
-        view = _heap.View(seeds=[x])
+        view = _heap.View([x])
         try:
             return _holders_of(view, x, limit)
         finally:
@@ -298,7 +298,7 @@ def _holders_of(view, x, limit) -> HolderList:
     for (anchor, child), path in zip(owners, paths):
         if path is None:
             continue
-        reference = makers._reference(anchor, child, [path], False)
+        reference = makers.reference(anchor, child, path)
         for start in reference.names:
             text = start + reference.text.removeprefix(reference.names[0])
             frees = retained.get((anchor, child), 0) if len(reference.names) == 1 else 0

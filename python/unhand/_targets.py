@@ -29,6 +29,10 @@ class Belongings:
     """Node to tensor."""
     storages: list[int] = field(default_factory=list)
     """The storages to release, by cdata."""
+    with_graph: list = field(default_factory=list)
+    """Tensors of the targets on which a graph hangs, on whatever device they are."""
+    graph_bytes: int = 0
+    """Allocated bytes that only those graphs keep."""
     storages_set: set[int] = field(default_factory=set)
     """The same, to look up."""
     shared: list[tuple[int, str, list[int]]] = field(default_factory=list)
@@ -77,6 +81,7 @@ class Targets:
         for node in inside:
             if node in self.view.tensor_storages:
                 found.tensors[node] = self.view.object(node)
+        found.with_graph = [tensor for node, tensor in self.view.with_graph.items() if node in inside]
         owners = self._other_owners(inside)
         graphs = self._foreign_graphs(inside)
         of_storages: dict[int, list[int]] = {}
@@ -111,7 +116,19 @@ class Targets:
             else:
                 found.shared.append((cdata, reason, others))
         found.storages_set = set(found.storages)
+        found.graph_bytes = self._graph_bytes(inside, found)
         return found
+
+    def _graph_bytes(self, inside, found) -> int:
+        """Bytes of blocks that hang on graphs of the targets, that nobody outside reaches, and that are no storage of theirs."""
+        view = self.view
+        starts = [node for node in view.with_graph if node in inside]
+        if not starts:
+            return 0
+        own = {view.storages[cdata].address for cdata in found.storages_set}
+        reached = set(view.graph.reachable(starts, list(view.anchors)).list())
+        blocks = [view.object(node) for node in view.block_nodes.values() if node in reached and node not in self.outside]
+        return sum(block.bytes for block in blocks if block.address not in own)
 
     def graphs_inside(self) -> list[int]:
         """Captured CUDA graphs among the targets."""

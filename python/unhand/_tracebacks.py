@@ -55,6 +55,17 @@ def forget(shell=None):
     return forgotten
 
 
+def clear(tracebacks):
+    """Clears the frames of tracebacks that somebody stored, and returns how many. The list is empty afterwards.
+
+    The exceptions stay where they are, with their messages and lines: only the locals of the failed calls go.
+    """
+    spared = _being_handled()
+    spared_frames = _frames_of(spared.values())
+    spared.clear()
+    return _clear(tracebacks, spared_frames)
+
+
 def debugger_is_open():
     """Whether a debugger is looking at frames, live or dead, in any thread. They must stay as they are then."""
     for frame in sys._current_frames().values():
