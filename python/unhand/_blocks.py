@@ -34,10 +34,10 @@ def known(segments, nameless, owners, half_sizes=frozenset()) -> dict[int, tuple
             found[block.address] = ("pending", "freed, and waiting for another stream")
         elif pool != _allocator.DEFAULT_POOL:
             found[block.address] = ("graph pool", _pool(pool, owners))
-        elif _native.is_cublas_workspace(block.requested_bytes):
-            found[block.address] = ("workspace", "cuBLAS workspaces (by their size)")
         elif block.requested_bytes in half_sizes:
             found[block.address] = ("cache", "the autocast cache (by its size)")
+        elif _native.is_cublas_workspace(block.requested_bytes):
+            found[block.address] = ("workspace", "cuBLAS workspaces (by their size)")
         elif block.requested_bytes == _LT_WORKSPACE_BYTES:
             found[block.address] = ("workspace", "a cuBLASLt workspace (by its size)")
     return found
