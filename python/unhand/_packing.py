@@ -23,6 +23,7 @@ class Space:
     hole: Hole | None
     blocks: list = dataclasses.field(default_factory=list)
     rest: int = 0
+    new_bytes: int = 0  # what the driver has to give for it
 
 
 @dataclasses.dataclass(slots=True)
@@ -83,7 +84,7 @@ def _best(group, rules, candidates):
     if most <= 0:
         return None
     for count in counts:
-        if gains[count] >= most - most // 50:
+        if gains[count] >= most - most // 300:
             result = _pack(group, rules, candidates[:count], set())
             if result.gain_bytes > result.moved_bytes * _LEAST_GAIN:
                 return result
@@ -123,7 +124,7 @@ def _pack(group, rules, units, closed):
         n_blocks=len(blocks),
         moved_bytes=sum(block.storage.nbytes for block in blocks),
         freed_bytes=sum(unit.size for unit in units),
-        new_bytes=sum(space.size for space in new),
+        new_bytes=sum(space.new_bytes for space in new),
     )
 
 
@@ -185,7 +186,8 @@ def _segments(blocks, rules, is_small):
             if waste <= _GOOD_WASTE:
                 break
         _, size, chosen = best
-        space = Space(size, None, rest=size)
+        page = rules.page_bytes(is_small) if rules.is_expandable else SMALL_PAGE_BYTES
+        space = Space(size, None, rest=size, new_bytes=-(-size // page) * page)
         for at in chosen:
             _place(left[at], space, rules, is_small)
             del left[at], needs[at]
@@ -216,8 +218,11 @@ def _sizes(needs, rules, is_small):
         first = -(-largest // page)
         enough = max(first, -(-sum(needs[-400:]) // page))
         last = max(first + 2, 16)
-        sizes = [enough] if enough <= last else list(range(max(first, 8), last + 1))
-        return _allowed([pages * page for pages in sizes], rules, first * page)
+        sizes = [enough] if enough <= last else []
+        sizes += range(max(first, 8), last + 1)
+        # One request makes the pages, and rounding (`roundup_power2_divisions`) must not make more of them.
+        sizes = [pages * page for pages in sizes]
+        return [size for size in sizes if size - rules.floor_size(size) < page] or [first * page]
     least = max(10 * MIB, -(-largest // SMALL_PAGE_BYTES) * SMALL_PAGE_BYTES)
     most = max(least + 12 * MIB, 32 * MIB)
     sizes = list(range(max(least, 20 * MIB), most + 1, SMALL_PAGE_BYTES))

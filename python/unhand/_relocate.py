@@ -44,13 +44,13 @@ class Relocation:
                     continue
                 low = bisect.bisect_left(pieces, space.hole.address)
                 high = bisect.bisect_left(pieces, space.hole.address + space.hole.size)
-                ready.append((space, space.hole.address, pieces[low:high]))
+                ready.append((space, space.hole.address, space.hole.address + space.size, pieces[low:high]))
             # All new memory first: when there is not enough, nothing has moved yet.
             for space in plan.spaces:
                 if space.hole is None:
                     ready.append((space, *self._new_segment(space.size, group)))
-            for space, address, plugs in ready:
-                self._fill(space, address, plugs, group, check)
+            for space, address, end, plugs in ready:
+                self._fill(space.blocks, address, end, plugs, group, check)
 
     def release(self):
         """Gives up every plug."""
@@ -110,38 +110,52 @@ class Relocation:
         return made
 
     def _new_segment(self, size, group):
-        """New memory of the driver: where it begins, and the plugs that occupy it."""
+        """New memory of the driver: where it begins and ends, and the plugs that occupy it."""
         if not group.is_small:
-            address = self._alloc(size, group)
-            # New pages may continue a free rest: then as much is free behind them.
-            end = self.rests.take_from(address)
-            if end is not None:
-                self.rests.add(address + size, end + size)
-            return address, [address]
+            request = self.rules.floor_size(size) if self.rules.is_expandable else size
+            address = self._alloc(request, group)
+            # Pages may continue a free rest: then as much more is free behind.
+            end = size + (self.rests.take_from(address) or address)
+            plugs = [address]
+            if address + request < end:
+                plugs += self._plug([(address + request, end - address - request)], group)
+            return address, end, plugs
         # A small request is 1 MiB at most, and a segment for them is 2 MiB.
         plugs = [self._alloc(MIB, group) for _ in range(size // MIB)]
         if any(after != before + MIB for before, after in zip(plugs, plugs[1:])):
             raise Disturbed("two halves of a new segment are not side by side")
-        return plugs[0], plugs
+        return plugs[0], plugs[0] + size, plugs
 
-    def _fill(self, space, address, plugs, group, check):
-        end = address + space.size
-        for block in space.blocks:
+    def _fill(self, blocks, address, end, plugs, group, check):
+        for block in blocks:
             check()
+            if block.need > end - address:
+                raise Disturbed(f"no room for {block.need} bytes between {address:#x} and {end:#x}")
             for plug in plugs:
                 self._unplug(plug)
             address, end = self.rests.merged(address, end)
             self._move(block, address)
             free = []
-            if self.rules.is_expandable or not block.units[0].is_expandable:
-                low, high = self.rests.merged(block.address, block.address + block.size)
-                free.append((low, high - low))
             if self.rules.splits(end - address - block.need, group.is_small):
                 address += block.need
                 free.append((address, end - address))
             else:
                 address = end
-            plugs = [plug for plug in self._plug(free, group) if address <= plug < end]
+            plugs = []
+            if free and block.address == end:
+                # One free block now, of which a request gets the low end: this first.
+                plugs = self._plug(free, group)
+                free = []
+            if self.rules.is_expandable or not block.units[0].is_expandable:
+                low, high = self.rests.merged(block.address, block.address + block.size)
+                free.append((low, high - low))
+            plugs += self._plug(free, group)
+            plugs = [plug for plug in plugs if address <= plug < end]
+            # The last of them may reach into what was vacated beside: that is not for the next block.
+            beyond = next((plug for plug in plugs if plug + self.plugs[plug] > end), None)
+            if beyond is not None:
+                plugs.remove(beyond)
+                end = beyond
 
     def _move(self, block, address):
         storage = block.storage
@@ -168,6 +182,7 @@ class _Rests:
         self.by_end = {}
 
     def add(self, start, end):
+        start, end = self.merged(start, end)
         self.by_start[start] = end
         self.by_end[end] = start
 

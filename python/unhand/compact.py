@@ -155,7 +155,7 @@ class _Compaction:
                 torch.cuda.synchronize(self.device)
                 torch.cuda.empty_cache()
                 self.n_other = self._n_allocations_so_far() - counted - self.n_allocations
-        except BaseException as error:
+        except BaseException:
             # How far it came. Everything is in order: the plugs are gone, and each storage has moved or has not.
             if self.before is not None:
                 self.n_other = None
