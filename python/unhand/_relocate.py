@@ -119,6 +119,8 @@ class Relocation:
             plugs = [address]
             if address + request < end:
                 plugs += self._plug([(address + request, end - address - request)], group)
+            # What is no plug there may become the beginning of the next new segment.
+            end = max(plug + self.plugs[plug] for plug in plugs)
             return address, end, plugs
         # A small request is 1 MiB at most, and a segment for them is 2 MiB.
         plugs = [self._alloc(MIB, group) for _ in range(size // MIB)]
@@ -132,6 +134,9 @@ class Relocation:
             if block.need > end - address:
                 raise Disturbed(f"no room for {block.need} bytes between {address:#x} and {end:#x}")
             for plug in plugs:
+                # A free rest between two is part of the free block again.
+                if plug + self.plugs[plug] < end:
+                    self.rests.take_from(plug + self.plugs[plug])
                 self._unplug(plug)
             address, end = self.rests.merged(address, end)
             self._move(block, address)
