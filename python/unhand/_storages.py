@@ -33,6 +33,14 @@ class Found:
     graphs: list
     streams: list
 
+    def forget(self):
+        """Lets go of everything that was found."""
+        for storage in self.storages:
+            storage.untyped = None
+            storage.tensors.clear()
+        for things in (self.storages, self.graphs, self.streams):
+            things.clear()
+
 
 def find(device):
     """All storages of a device, all captured CUDA graphs, all stream objects of the device."""

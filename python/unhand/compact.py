@@ -132,10 +132,16 @@ class _Compaction:
         if torch.cuda.is_current_stream_capturing():
             raise CaptureError("a CUDA graph is being captured: compact after it")
         found = _storages.find(self.device)
-        self._refuse_capture(found.streams)
-        self.streams = _Streams(torch, self.device, found.streams)
-        if self.dry_run:
-            return self._dry_run(found)
+        try:
+            self._refuse_capture(found.streams)
+            self.streams = _Streams(torch, self.device, found.streams)
+            return self._dry_run(found) if self.dry_run else self._run(found)
+        finally:
+            # Nothing here may keep a tensor alive afterwards, not even until the next garbage collection.
+            found.forget()
+
+    def _run(self, found):
+        torch = self.torch
         self.free_before = torch.cuda.mem_get_info(self.device)[0]
         counted = self._n_allocations_so_far()
         try:
@@ -155,7 +161,7 @@ class _Compaction:
                 torch.cuda.synchronize(self.device)
                 torch.cuda.empty_cache()
                 self.n_other = self._n_allocations_so_far() - counted - self.n_allocations
-        except BaseException:
+        except BaseException as error:
             # How far it came. Everything is in order: the plugs are gone, and each storage has moved or has not.
             if self.before is not None:
                 self.n_other = None
