@@ -133,7 +133,7 @@ class Explanation:
         self.nameless = [block for block in blocks if block.address not in view.block_nodes]
         self.garbage_bytes = sum(view.object(node).bytes for node in unheld)
         self.more_bytes = 0
-        self.known = _blocks.known(view.segments[device], self.nameless, _allocator.pool_owners(), view.autocast_sizes())
+        self.known = _blocks.known(view, device, self.nameless)
         self.unattributed = [block for block in self.nameless if block.address not in self.known]
         self.unattributed_bytes = sum(block.bytes for block in self.unattributed)
 
