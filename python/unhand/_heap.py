@@ -324,6 +324,8 @@ class View:
             node = nodes[key]
             for index, following in step.next:
                 self.link(node, nodes[following], f".next_functions[{index}]")
+            if step.wrapped is not None:
+                self.link(node, nodes[step.wrapped], "._wrapped_node")
             if step.variable is not None:
                 self.link(node, self.node(step.variable), ".variable")
             for name, saved in step.saved:
@@ -352,19 +354,6 @@ class View:
                 # A graph that was not captured, or was reset.
                 continue
         return owners
-
-    def autocast_sizes(self) -> set[int]:
-        """The bytes of copies that an open autocast region may have made of weights (`cached_cast`, ATen/autocast_mode.cpp)."""
-        torch = self.torch
-        if torch is None or not torch.is_autocast_cache_enabled() or not torch.is_autocast_enabled():
-            return set()
-        with torch._C.DisableTorchFunctionSubclass():
-            return {
-                tensor.numel() * 2
-                for storage in self.storages.values()
-                for tensor in storage.tensors
-                if tensor.is_leaf and tensor.requires_grad and tensor.dtype == torch.float32
-            }
 
     def weights(self) -> list[tuple[int, int]]:
         """The CUDA blocks that something refers to, as (node, allocated bytes)."""

@@ -137,7 +137,7 @@ class Explanation:
         self.garbage_bytes = sum(view.object(node).bytes for node in unheld)
         self.more_bytes = 0
         self.kept_by_pools_bytes = 0
-        self.known = _blocks.known(view.segments[device], self.nameless, _allocator.pool_owners(), view.autocast_sizes())
+        self.known = _blocks.known(view, device, self.nameless)
         self.unattributed = [block for block in self.nameless if block.address not in self.known]
         self.unattributed_bytes = sum(block.bytes for block in self.unattributed)
 
