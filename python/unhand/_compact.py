@@ -69,7 +69,8 @@ class Compacted:
         rows = [("", "before", "after")]
         for name in ("reserved", "allocated", "stuck", "returnable"):
             rows.append((name, *(_size(getattr(usage, f"{name}_bytes")) for usage in (before, after))))
-        lines = [f"cuda:{self.device}: {verb} {self.n_moved} storages, {_size(self.moved_bytes)}, in {_passes(self.passes)}"]
+        moved = f"{verb} {self.n_moved} storages, {_size(self.moved_bytes)}, in {_passes(self.passes)}"
+        lines = [f"cuda:{self.device}: {moved}"]
         lines += [f"  {name:<10}  {old:>10}  {new:>10}" for name, old, new in rows]
         if self.returned_bytes is not None:
             lines.append(f"  the driver got back {_size(self.returned_bytes)} in {self.seconds:.2f} s, ")
@@ -514,9 +515,9 @@ def _parse_size(text):
 
 
 def _size(size):
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+    for unit, factor, digits in (("GiB", 1 << 30, 2), ("MiB", 1 << 20, 1), ("KiB", 1 << 10, 1)):
         if abs(size) >= factor:
-            return f"{size / factor:,.1f} {unit}"
+            return f"{size / factor:,.{digits}f} {unit}"
     return f"{size} B"
 
 

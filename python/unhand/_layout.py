@@ -228,7 +228,8 @@ def _trim(group, units):
             else:
                 break
         for low, high in parts:
-            inside = [unit for unit in hole.units if unit.live_bytes and low < unit.address + unit.size and unit.address < high]
+            inside = [unit for unit in hole.units if low < unit.address + unit.size and unit.address < high]
+            inside = [unit for unit in inside if unit.live_bytes]
             if inside:
                 kept.append(Hole(low, high - low, inside))
     group.holes = kept

@@ -77,8 +77,8 @@ def _candidates(group, rules, done):
 def _best(group, rules, candidates):
     """How many of the candidates to empty: the fewest that bring nearly the most."""
     n = len(candidates)
-    counts = sorted({min(n, 1 << power) for power in range(n.bit_length() + 1)} | {n * part // 12 for part in range(1, 13)})
-    counts = [count for count in counts if count]
+    counts = {1 << power for power in range(max(n // 8, 1).bit_length())} | {n * part // 8 for part in range(1, 9)}
+    counts = sorted(counts - {0})
     gains = {count: _estimate(group, rules, candidates[:count]) for count in counts}
     most = max(gains.values())
     if most <= 0:

@@ -50,27 +50,36 @@ def released():
     assert torch.cuda.memory_reserved() == torch.cuda.memory_allocated() == 0 or torch.cuda.memory_allocated()
 
 
-def filled(size, value):
-    return torch.full((size,), value % 251, dtype=torch.uint8).cuda()
+# Every tensor gets another stretch of this, so that a mix-up shows.
+PATTERN = (torch.arange(16 * MIB, dtype=torch.int32) % 65_521 % 251).to(torch.uint8)
 
 
-def fragmented(n_large=600, n_small=3000, fraction=10, seed=0):
+def fill(tensor, index):
+    tensor.copy_(PATTERN[index : index + tensor.numel()])
+    return tensor
+
+
+def filled(size, index):
+    return fill(torch.empty(size, dtype=torch.uint8, device="cuda"), index)
+
+
+def fragmented(n_large=400, n_small=2000, fraction=10, seed=0):
     """Blocks of 0.75 to 8.5 MiB and small ones; one in `fraction` of the large survives, half as many of the small."""
     chance = random.Random(seed)
-    large = [
-        torch.empty(chance.choice([3, 7, 11, 17, 33]) * (1 << 18) + chance.randrange(1 << 18), dtype=torch.uint8, device="cuda")
-        for _ in range(n_large)
-    ]
+    sizes = [chance.choice([3, 7, 11, 17, 33]) * (1 << 18) + chance.randrange(1 << 18) for _ in range(n_large)]
+    large = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in sizes]
     small = [torch.empty(chance.randrange(1, 200_000), dtype=torch.uint8, device="cuda") for _ in range(n_small)]
     kept = large[::fraction] + small[:: 2 * fraction]
-    for index, tensor in enumerate(kept):
-        tensor.copy_(torch.full((tensor.numel(),), index % 251, dtype=torch.uint8))
-    return kept
+    return [fill(tensor, index) for index, tensor in enumerate(kept)]
+
+
+def is_filled(tensor, index):
+    return torch.equal(tensor.cpu(), PATTERN[index : index + tensor.numel()])
 
 
 def assert_filled(tensors):
     for index, tensor in enumerate(tensors):
-        assert bool((tensor.cpu() == index % 251).all()), index
+        assert is_filled(tensor, index), index
 
 
 def assert_consistent():
@@ -82,7 +91,8 @@ def assert_consistent():
     assert sum(block["size"] for block in used) == stats["active_bytes.all.current"]
     assert sum(block["requested_size"] for block in used) == stats["requested_bytes.all.current"]
     assert len(used) == stats["active.all.current"] == stats["allocation.all.current"]
-    known = {tensor.untyped_storage().data_ptr() for tensor in gc.get_objects() if issubclass(type(tensor), torch.Tensor)}
+    tensors = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor)]
+    known = {tensor.untyped_storage().data_ptr() for tensor in tensors}
     assert {block["address"] for block in used} <= known
 
 
@@ -162,11 +172,11 @@ def check_large_blocks_stuck_in_larger_segments():
         for index in (1, 3):
             kept[index] = kept[index - 1]
         kept = [kept[0], kept[2], kept[4], kept[5]]
-        values = [int(tensor[5]) for tensor in kept]
+        values = [tensor.cpu() for tensor in kept]
         torch.cuda.empty_cache()
         unhand.compact()
         assert torch.cuda.memory_reserved() <= torch.cuda.memory_allocated() + 4 * MIB, torch.cuda.memory_reserved()
-        assert [int(tensor[5]) for tensor in kept] == values
+        assert all(torch.equal(tensor.cpu(), value) for tensor, value in zip(kept, values))
         del kept
 
 
@@ -370,8 +380,9 @@ def check_what_must_stay_stays_and_is_named():
         del capsule, consumer, clone
         after = unhand.compact()
         assert list(reasons(after)) == [f"in the private pool {tuple(pool.id)}"], str(after)
-        assert [int(tensor[9]) for tensor in (private, exported, consumed, lazy, offered, moves)] == [1, 2, 3, 4, 5, 6]
-        del private, exported, consumed, lazy, offered, moves, still, pool
+        tensors = (private, exported, consumed, lazy, offered, moves)
+        assert all(is_filled(tensor, index) for index, tensor in enumerate(tensors, 1))
+        del private, exported, consumed, lazy, offered, moves, still, pool, tensors
 
 
 def check_nothing_moves_while_a_graph_is_alive():
@@ -582,7 +593,7 @@ def history(chance, text):
     """Allocations, frees, resizes and compactions in any order; the values are compared at the end of each part."""
     live = {}
     number = 0
-    kinds = [lambda: chance.randrange(1, 4000), lambda: chance.randrange(1, 3 * MIB), lambda: chance.randrange(1, 14 * MIB)]
+    limits = (4000, 3 * MIB, 14 * MIB)
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
     for _ in range(4):
         for _ in range(160):
@@ -591,13 +602,10 @@ def history(chance, text):
                 continue
             number += 1
             with torch.cuda.stream(chance.choice(streams)):
-                tensor = torch.empty(chance.choice(kinds)(), dtype=torch.uint8, device="cuda")
-                tensor.copy_(torch.full((tensor.numel(),), number % 251, dtype=torch.uint8))
-            live[number] = tensor
+                live[number] = filled(chance.randrange(1, chance.choice(limits)), number)
         torch.cuda.synchronize()
         for key in chance.sample(list(live), len(live) * 2 // 3):
             del live[key]
-        del tensor
         extra = chance.choice([None, 0, 30 * MIB])
         wanted, before = requested(), torch.cuda.memory_reserved()
         torch.cuda.reset_peak_memory_stats()
@@ -608,7 +616,7 @@ def history(chance, text):
         assert answer.n_other_allocations == 0
         assert_consistent()
         for key, value in live.items():
-            assert bool((value.cpu() == key % 251).all()), (text, key)
+            assert is_filled(value, key), (text, key)
 
 
 def check_wrong_arguments():
