@@ -11,7 +11,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 
 from bench import main
 
-from unhand import _html, _native, ladder
+from unhand import _html, _native, _ladder as ladder
 
 GIB = 1 << 30
 

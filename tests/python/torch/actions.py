@@ -14,7 +14,7 @@ import torch
 from bench import main
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from unhand import _actions, _allocator, ladder
+from unhand import _actions, _allocator, _ladder as ladder
 
 MIB = 1 << 20
 EXPANDABLE = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")

@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import torch
 from bench import main
 
-from unhand import _actions, _allocator, ladder
+from unhand import _actions, _allocator, _ladder as ladder
 
 MIB = 1 << 20
 

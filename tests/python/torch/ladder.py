@@ -14,7 +14,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 import torch
 from bench import main, raises
 
-from unhand import _allocator, ladder
+from unhand import _allocator, _ladder as ladder
 
 MIB = 1 << 20
 EXPANDABLE = "expandable_segments:True" in os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
