@@ -232,8 +232,8 @@ def _release_storages(torch, view, found):
             if not _guard.release(torch, wrapper, _message(storage)):
                 _replace(torch, storage)
             del wrapper
-        for node, tensor in found.tensors.items():
-            if view.tensor_storages[node] in found.storages_set:
+        for cdata in found.storages:
+            for tensor in view.storages[cdata].tensors:
                 _guard.mark(torch, tensor)
         for tensor in found.with_graph:
             _drop_graph(torch, tensor)

@@ -339,6 +339,22 @@ class View:
             seen.add(target)
             self._add_storage(target, saved, is_python=False)
 
+    def pool_owners(self) -> dict[tuple[int, int], int]:
+        """The private pools that a CUDA graph or a `MemPool` of Python's owns: pool to the node of its owner."""
+        C = getattr(self.torch, "_C", None)
+        bases = [base for base in (getattr(C, "_MemPool", None), getattr(C, "_CUDAGraph", None)) if base is not None]
+        mro = type.__dict__["__mro__"].__get__
+        kinds = [kind for kind, _ in self.heap.types() if any(base in mro(kind) for base in bases)]
+        owners = {}
+        for node in self.heap.instances(kinds):
+            owner = self.heap.object(node)
+            try:
+                owners[tuple(owner.id if hasattr(owner, "id") else owner.pool())] = node
+            except Exception:
+                # A graph that was not captured, or was reset.
+                continue
+        return owners
+
     def weights(self) -> list[tuple[int, int]]:
         """The CUDA blocks that something refers to, as (node, allocated bytes)."""
         return [(node, self.blocks[address].bytes) for address, node in self.block_nodes.items()]

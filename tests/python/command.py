@@ -56,6 +56,14 @@ def check_exit_codes():
     assert outcome.returncode == 3 and outcome.stderr.startswith("error: cannot read: `not-there.pickle`"), outcome
 
 
+def check_the_doctor_asks_the_interpreter_that_runs_it():
+    answer = json.loads(unhand("doctor", "--json").stdout)
+    assert answer["python"]["executable"] == sys.executable, answer["python"]
+    assert answer["python"]["version"] == "%d.%d.%d" % sys.version_info[:3]
+    named = json.loads(unhand("doctor", "--json", "--python", "python3-of-nobody").stdout)
+    assert named["python"] is None
+
+
 def check_a_name_that_is_not_utf8():
     outcome = unhand("explain", b"\xff.pickle", text=False)
     assert outcome.returncode == 3 and b"No such file" in outcome.stderr, outcome

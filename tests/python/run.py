@@ -83,7 +83,7 @@ def invocation(script, release):
         torch = CACHE / f"torch-{release}"
         if not (torch / "torch").is_dir():
             sys.exit(f"run.py: torch {release} is not in {CACHE}: run tests/standin/fetch.py {release}")
-        path = [torch, CACHE / "packages", *path]
+        path = [torch, CACHE / "packages", CACHE / "checks", *path]
         command = [str(launcher()), "--torch", str(torch / "torch"), "--", *command]
     else:
         # Beside these scripts is a folder named torch, which is not PyTorch.

@@ -6,6 +6,7 @@
 mod advice;
 mod arguments;
 mod diff;
+mod doctor;
 mod explain;
 mod export;
 mod failure;
@@ -26,6 +27,7 @@ mod table;
 struct Readme;
 
 use std::ffi::OsString;
+use std::path::Path;
 
 use clap::Parser;
 
@@ -36,6 +38,11 @@ use crate::printer::Printer;
 /// Runs the command line `arguments`, program name first, and gives the exit code: 0 fine, 1 found what
 /// was asked for, 2 bad use, 3 bad input.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    run_in(None, arguments)
+}
+
+/// As [`run`], inside a program of the Python interpreter `python`.
+pub fn run_in(python: Option<&Path>, arguments: impl IntoIterator<Item = OsString>) -> u8 {
     let arguments = match Arguments::try_parse_from(arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -45,7 +52,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         }
     };
     let mut printer = Printer::stdout(arguments.shared.color);
-    let outcome = perform(&arguments, &mut printer).and_then(|outcome| {
+    let outcome = perform(&arguments, python, &mut printer).and_then(|outcome| {
         printer.finish()?;
         Ok(outcome)
     });
@@ -60,7 +67,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     }
 }
 
-fn perform(arguments: &Arguments, printer: &mut Printer) -> Result<Outcome, Failure> {
+fn perform(arguments: &Arguments, python: Option<&Path>, printer: &mut Printer) -> Result<Outcome, Failure> {
     let shared = arguments.shared;
     match &arguments.command {
         Command::Explain(explain) => explain::run(explain, shared, printer),
@@ -68,5 +75,6 @@ fn perform(arguments: &Arguments, printer: &mut Printer) -> Result<Outcome, Fail
         Command::Diff(diff) => diff::run(diff, shared, printer),
         Command::Flame(flame) => flame::run(flame, shared, printer),
         Command::Export(export) => export::run(export, shared, printer),
+        Command::Doctor(doctor) => doctor::run(doctor, python, shared, printer),
     }
 }

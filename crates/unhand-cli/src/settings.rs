@@ -56,7 +56,7 @@ fn refused(error: &SettingsError) -> Failure {
 }
 
 /// The known key that takes the fewest changes to reach, if a typing error can explain the difference.
-fn nearest_key(key: &str) -> Option<&'static str> {
+pub(crate) fn nearest_key(key: &str) -> Option<&'static str> {
     let key = key.to_ascii_lowercase().replace('-', "_");
     // `max_split_size` for `max_split_size_mb` is the commonest slip, and longer than any typing error.
     if let Some(full) = Settings::keys().find(|known| known.strip_suffix("_mb") == Some(&key)) {

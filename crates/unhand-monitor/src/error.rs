@@ -11,7 +11,7 @@ pub enum Error {
         /// The name it was looked for by.
         library: String,
         /// What the loader says.
-        source: NvmlError,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The library lacks a function without which nothing works: it is not NVML, or older than any supported driver.
     #[error("the library of the NVIDIA driver lacks a function: `{function}`")]

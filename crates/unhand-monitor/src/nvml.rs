@@ -46,8 +46,9 @@ impl Nvml {
     pub fn load_from(path: &OsStr) -> Result<Nvml> {
         match nvml_wrapper::Nvml::builder().lib_path(path).init() {
             Ok(library) => Ok(Nvml { library }),
-            Err(source @ NvmlError::LibloadingError(_)) => {
-                Err(Error::NoLibrary { library: path.to_string_lossy().into_owned(), source })
+            Err(NvmlError::LibloadingError(source)) => {
+                let library = path.to_string_lossy().into_owned();
+                Err(Error::NoLibrary { library, source: Box::new(source) })
             }
             Err(source) => Err(Error::of("nvmlInit_v2", source)),
         }

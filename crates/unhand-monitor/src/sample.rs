@@ -43,7 +43,7 @@ pub struct Device {
 /// Memory of a device or of a part of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Memory {
-    /// Everything that is installed.
+    /// Everything that is installed. CUDA's own total is this without [`reserved_bytes`](Memory::reserved_bytes).
     pub total_bytes: Option<u64>,
     /// What processes hold. Without the driver's own part where [`reserved_bytes`](Memory::reserved_bytes) is known,
     /// with it otherwise.

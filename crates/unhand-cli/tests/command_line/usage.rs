@@ -23,6 +23,7 @@ fn help_of_the_command() {
       diff     Compare two snapshots: totals, and the call sites that hold more or less
       flame    Show bytes by call stack as a flame graph
       export   Write the events, segments or blocks of a snapshot as a table
+      doctor   Say what this machine allows PyTorch to do with its GPUs, and what to do about the rest
 
     Options:
           --json          Answer as JSON: sizes in bytes, and a `schema_version`
@@ -36,6 +37,7 @@ fn help_of_the_command() {
       unhand explain snapshot.pickle             what held the memory, and what to do about it
       unhand replay snapshot.pickle --sweep      which allocator settings would have needed less
       unhand diff before.pickle after.pickle     what one run holds that the other does not
+      unhand doctor                              what this machine allows, and what to do about the rest
 
     FILE is a memory snapshot of PyTorch (`torch.cuda.memory._dump_snapshot`), as it is or
     as .gz, .xz or .zst; a folder stands for all snapshots in it, and - for stdin. Nothing
@@ -140,8 +142,56 @@ fn help_of_replay() {
 }
 
 #[test]
+fn help_of_doctor() {
+    assert_snapshot!(run(&["doctor", "--help"]), @"
+    exit code: 0
+    ----- stdout
+    Say what this machine allows PyTorch to do with its GPUs, and what to do about the rest
+
+    Usage: unhand doctor [OPTIONS]
+
+    Options:
+          --python <PATH>  The Python interpreter to ask about PyTorch [default: the one unhand is
+                           installed for, or `python3`]
+          --json           Answer as JSON: sizes in bytes, and a `schema_version`
+          --partial        Use what there is of a file that was cut short
+          --color <WHEN>   When to use colours; `auto` looks at the terminal and at `NO_COLOR` [default:
+                           auto] [possible values: auto, always, never]
+      -h, --help           Print help
+
+    Examples:
+      unhand doctor
+      unhand doctor --python .venv/bin/python     the interpreter that runs your programs
+      CUDA_VISIBLE_DEVICES=1 unhand doctor        which device would be cuda:0?
+
+    Looks at the driver, the devices and who uses them, containers and WSL, PyTorch (found by
+    its files, never imported), and the variables that change what happens to memory. Makes no
+    CUDA context and takes no GPU memory.
+
+    Exit code 1 if there is a problem: PyTorch cannot use a GPU like this.
+    ----- stderr
+    ");
+}
+
+/// What it says depends on the machine; that it says something does not.
+#[test]
+fn the_doctor_answers_on_every_machine() {
+    for arguments in [&["doctor", "--json"][..], &["doctor", "--json", "--python", "python-of-nobody"]] {
+        let output = unhand(arguments).output().expect("the binary was built for this test");
+        let answer: serde_json::Value = serde_json::from_slice(&output.stdout).expect("the answer is JSON");
+        let findings = answer["findings"].as_array().expect("a list");
+        let has_problem = findings.iter().any(|finding| finding["level"] == "problem");
+        assert_eq!(output.status.code(), Some(i32::from(has_problem)), "{answer}");
+        let topics: Vec<&str> = findings.iter().filter_map(|finding| finding["topic"].as_str()).collect();
+        assert!(["driver", "python", "settings"].iter().all(|topic| topics.contains(topic)), "{topics:?}");
+    }
+    let text = run(&["doctor", "--python", "python-of-nobody"]);
+    assert!(text.contains("Python does not answer: `python-of-nobody`: No such file or directory"), "{text}");
+}
+
+#[test]
 fn every_command_has_examples() {
-    for command in ["explain", "replay", "diff", "flame", "export"] {
+    for command in ["explain", "replay", "diff", "flame", "export", "doctor"] {
         let help = stdout_of(&[command, "--help"]);
         assert!(help.contains("Examples:\n"), "{help}");
         let widest = help.lines().max_by_key(|line| line.chars().count()).unwrap_or_default();
