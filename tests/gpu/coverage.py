@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Measure how many of the allocated bytes `unhand.report` names, in the middle of real programs.
 
-usage: coverage.py [--out FILE] [--table] [--histories off,python] [--small] [-k NAME]
+usage: coverage.py [--out FILE] [--table] [--histories off,python] [--small] [--jobs N] [-k NAME]
        coverage.py --table FILE…        renders what was measured before
 
 Each program (coverage_programs.py) runs in a process of its own, once for each of `--histories`: without a recording of
@@ -20,6 +20,7 @@ At each moment of a program there is one line of JSON. `named_bytes` is `unhand`
 
 import argparse
 import collections
+import concurrent.futures
 import json
 import os
 import pathlib
@@ -40,6 +41,7 @@ def main():
     parser.add_argument("--table", nargs="*", type=pathlib.Path, help="a Markdown table of the result, or of these files")
     parser.add_argument("--histories", default="off,python")
     parser.add_argument("--small", action="store_true", help="sizes for the stand-in")
+    parser.add_argument("--jobs", type=int, default=1, help="how many programs at a time; their reports take longer then")
     parser.add_argument("-k", dest="words", default="", help="only programs whose name has this")
     parser.add_argument("--worker", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -53,11 +55,11 @@ def main():
         out = pathlib.Path(os.environ["OUT"]) / "coverage.jsonl"
     records = []
     with open(out, "w") if out else os.fdopen(os.dup(1), "w") as file:
-        for history in arguments.histories.split(","):
-            for name in names_of_programs():
-                if arguments.words not in name:
-                    continue
-                for record in measure(name, history, arguments.small):
+        names = [name for name in names_of_programs() if arguments.words in name]
+        runs = [(name, history, arguments.small) for history in arguments.histories.split(",") for name in names]
+        with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as threads:
+            for found in threads.map(lambda run: list(measure(*run)), runs):
+                for record in found:
                     records.append(record)
                     file.write(json.dumps(record) + "\n")
                     file.flush()
