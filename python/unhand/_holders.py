@@ -109,7 +109,12 @@ class Holders:
             texts += [name + other.text.removeprefix(other.names[0]) for name in other.names]
         texts = tuple(dict.fromkeys(texts))
         is_alone = len(texts) == 1
+        # What native code has besides is no help to somebody who has names to go by; that there is more is said.
+        named = tuple(text for text in texts if not text.startswith("("))
+        texts = named or texts
         name = _to_name(texts[0])
+        if best.kind == "optimizer state":
+            name = name.removesuffix(".state")
         return Holder(
             path=texts[0],
             paths=texts,
@@ -212,6 +217,9 @@ class Holders:
             text = "".join(step.label for step in self.namer.steps(anchor, path))
             text = text.removeprefix(above)
             shown.append(Part(text, _type_of(self.view.object(node)), n_bytes, n_targets))
+        if len({part.path for part in shown}) < len(shown):
+            # Names that do not tell them apart, as those of an optimizer's parameters, explain nothing.
+            return ()
         return tuple(shown[:8])
 
 

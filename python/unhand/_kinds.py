@@ -112,6 +112,8 @@ def advice(kind, path, n_paths, name, is_alone) -> str:
         return "Gradients stay until optimizer.zero_grad(set_to_none=True)."
     if kind == "hook":
         return "A hook keeps it: remove the hook through the handle that registering it returned."
+    if kind == "cache" and path.startswith("the autocast cache"):
+        return "It goes when the autocast region ends: leave it, or torch.clear_autocast_cache()."
     if kind == "cache":
         return "A cache keeps the arguments and results of its calls: call its cache_clear()."
     if kind == "closure":

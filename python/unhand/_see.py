@@ -171,7 +171,9 @@ class Explanation:
                 continue
             path, _ = makers.name(node) or (f"pool {pool}", None)
             kind = type(self.view.object(node)).__name__
-            text = f"Its pool keeps free memory while it lives: drop it, or unhand.free({path.removeprefix('__main__.')})."
+            name = path.removeprefix("__main__.")
+            text = "Its pool keeps free memory while it lives: "
+            text += f"unhand.free({name}) resets it." if "Graph" in kind else f"del {name} and what else refers to it."
             shown.append(Holder(path, (path,), "graph pool", kind, n_bytes, 0, self.device, True, text))
         self.kept_by_pools_bytes = sum(holder.bytes for holder in shown)
         return shown

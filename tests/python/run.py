@@ -10,6 +10,7 @@ UNHAND_STANDIN_CACHE says.
 """
 
 import argparse
+import concurrent.futures
 import os
 import re
 import subprocess
@@ -41,7 +42,9 @@ def main():
         runs = [run for run in runs if any(word in run[0].name for word in options.words)]
     if not runs:
         sys.exit("run.py: no such script")
-    results = [run(script, release) for script, release in runs]
+    # Each script is one process with little to wait for: as many at a time as there are processors.
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(lambda one: run(*one), runs))
     sys.exit(0 if all(results) else 1)
 
 
@@ -54,7 +57,6 @@ def scripts(folder):
 def run(script, release):
     """Run one script and pass its output on; whether all went well."""
     name = str(script.relative_to(ROOT)) + (f", torch {release}" if release else "")
-    print(f"-- {name}", flush=True)
     command, environment = invocation(script, release)
     start = time.monotonic()
     try:
@@ -64,13 +66,15 @@ def run(script, release):
     except subprocess.TimeoutExpired as error:
         output, code = error.stdout or b"", f"none after {TIMEOUT_S} s"
     text = output.decode(errors="replace")
-    print(text, end="" if text.endswith("\n") or not text else "\n")
+    text = text if text.endswith("\n") or not text else text + "\n"
+    seconds = time.monotonic() - start
     failures = [int(failed) for failed in CLOSING.findall(text)]
     if code != 0 and not any(failures) or not failures:
         # It ended before, or after, what its own count says.
-        print(f"{name} ended with code {code}\n0 passed, 1 failed")
+        text += f"{name} ended with code {code}\n0 passed, 1 failed\n"
         failures.append(1)
-    print(f"   {time.monotonic() - start:.1f} s", flush=True)
+    # In one piece: others print meanwhile.
+    print(f"-- {name}\n{text}   {seconds:.1f} s\n", end="", flush=True)
     return not any(failures)
 
 

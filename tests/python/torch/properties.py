@@ -136,7 +136,7 @@ operation = st.one_of(
 )
 
 
-@settings(max_examples=8, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=6, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 @given(st.lists(operation, min_size=4, max_size=14))
 def run(operations):
     program = Program()
