@@ -110,7 +110,7 @@ def _device_report(view, device, limit) -> DeviceReport:
     shown = tuple(holders[:limit])
     named = sum(holder.bytes for holder in holders) + found.more_bytes
     return DeviceReport(
-        ladder=ladder(device),
+        ladder=ladder(device, owned={storage.address for storage in view.storages.values()}),
         holders=shown,
         more_holders_bytes=named - sum(holder.bytes for holder in shown),
         named_bytes=named,
@@ -133,7 +133,10 @@ class Explanation:
         self.nameless = [block for block in blocks if block.address not in view.block_nodes]
         self.garbage_bytes = sum(view.object(node).bytes for node in unheld)
         self.more_bytes = 0
-        self.known = _blocks.known(view.segments[device], self.nameless, _allocator.pool_owners(), view.autocast_sizes())
+        # To find the owners of private pools is to go through all objects once more.
+        is_private = any(segment.pool != _allocator.DEFAULT_POOL for segment in view.segments[device])
+        owners = _allocator.pool_owners() if is_private else None
+        self.known = _blocks.known(view.segments[device], self.nameless, owners, view.autocast_sizes())
         self.unattributed = [block for block in self.nameless if block.address not in self.known]
         self.unattributed_bytes = sum(block.bytes for block in self.unattributed)
 
