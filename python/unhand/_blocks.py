@@ -26,7 +26,9 @@ _LT_WORKSPACE_BYTES = 1 << 20
 def known(view, device, nameless) -> dict[int, tuple[str, str]]:
     """What is known of blocks that no Python object leads to: address to (kind, path)."""
     found = {}
-    owners = _allocator.pool_owners()
+    # To find the owners of private pools is to go through all objects once more.
+    is_private = any(segment.pool != _allocator.DEFAULT_POOL for segment in view.segments[device])
+    owners = _allocator.pool_owners() if is_private else None
     pools = {block.address: segment.pool for segment in view.segments[device] for block in segment.blocks}
     expected = _expected(view, device) if nameless else []
     for block in nameless:

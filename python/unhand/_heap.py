@@ -137,17 +137,22 @@ class View:
 
     def _name_classes(self):
         kinds = [kind for kind, _ in self.heap.types() if type in type.__dict__["__mro__"].__get__(kind)]
+        modules, anchors, object_of = sys.modules, self.anchors, self.heap.object
+        # There are ten thousands of classes.
         for node in self.heap.instances(kinds):
-            kind = self.heap.object(node)
+            kind = object_of(node)
             try:
                 module, name = kind.__module__, kind.__qualname__
-                found = sys.modules.get(module)
-                for word in name.split("."):
-                    found = found.__dict__[word]
+                if "." in name:
+                    found = modules[module]
+                    for word in name.split("."):
+                        found = found.__dict__[word]
+                else:
+                    found = modules[module].__dict__[name]
             except Exception:
                 continue
             if found is kind:
-                self.anchors[node] = f"{module}.{name}"
+                anchors[node] = f"{module}.{name}"
                 self.edges.append((ROOT, node))
 
     def _add_frames(self):

@@ -112,7 +112,7 @@ def _device_report(view, device, limit) -> DeviceReport:
     shown = tuple(holders[:limit])
     explained = sum(holder.bytes for holder in holders) + found.more_bytes
     return DeviceReport(
-        ladder=ladder(device),
+        ladder=ladder(device, owned={storage.address for storage in view.storages.values()}),
         holders=shown,
         more_holders_bytes=explained - sum(holder.bytes for holder in shown),
         # What a pool keeps is reserved and not allocated.

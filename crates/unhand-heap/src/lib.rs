@@ -11,6 +11,7 @@
 //! | how does one get from here to there | [`shortest_path`], [`Paths`] | nodes | O(n + m) |
 //! | what is alive that the root does not reach, and what is garbage | [`external_roots`] | [`Roots`] | O(n + m) |
 //! | what does this reach | [`reachable`] | [`NodeSet`] | O(n + m) |
+//! | which node is at this address | [`Places`] | a node | O(1) |
 //!
 //! ```
 //! use unhand_heap::{Graph, Owner, Question, holdings};
@@ -38,6 +39,7 @@ mod holdings;
 mod node_set;
 mod owner_sets;
 mod parts;
+mod places;
 mod reach;
 mod roots;
 
@@ -47,6 +49,7 @@ pub use graph::{Graph, Node};
 pub use holdings::{Answer, Holding, MAX_OWNERS, Owner, Question, holdings};
 pub use node_set::NodeSet;
 pub use parts::{MAX_PART_LEVELS, MAX_PARTS, Part};
+pub use places::Places;
 pub use reach::{Paths, reachable, shortest_path};
 pub use roots::{IMMORTAL, Roots, external_roots};
 

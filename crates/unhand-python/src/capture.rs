@@ -4,7 +4,10 @@
 //! alive while the graph is used; what it does not name (frozen objects, objects that became tracked late) is found
 //! on the way and kept alive too. Dropping the [`Capture`] drops all of these references.
 
-#![allow(unsafe_code, reason = "CPython's own functions on objects by address; each block says why it is sound")]
+#![allow(
+    unsafe_code,
+    reason = "CPython's own functions on objects by address; each block says why it is sound"
+)]
 
 use std::ffi::{c_int, c_void};
 
@@ -13,6 +16,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use rustc_hash::{FxHashMap, FxHashSet};
+use unhand_heap::{Graph, Places};
 
 /// The node that stands for the interpreter; objects begin at 1.
 pub(crate) const ROOT: u32 = 0;
@@ -24,12 +28,11 @@ const IMMORTAL: u32 = u32::MAX;
 pub(crate) struct Capture {
     /// Node to address. The objects are kept alive by `listed` and `found`.
     addresses: Vec<usize>,
-    nodes: FxHashMap<usize, u32>,
+    places: Places,
     /// Index into `types`, by node.
     type_of: Vec<u32>,
     types: Vec<usize>,
-    pub(crate) offsets: Vec<u32>,
-    pub(crate) successors: Vec<u32>,
+    pub(crate) graph: Graph,
     /// What CPython counts, without the references of this struct.
     pub(crate) reference_counts: Vec<u32>,
     _listed: Py<PyList>,
@@ -39,7 +42,6 @@ pub(crate) struct Capture {
 /// How the objects of one type are traversed.
 #[derive(Clone, Copy)]
 struct TypeFacts {
-    index: u32,
     traverse: Option<ffi::traverseproc>,
     /// `None` if every object of the type can be tracked; the type's own answer otherwise.
     is_gc: Option<ffi::inquiry>,
@@ -49,21 +51,26 @@ struct TypeFacts {
 /// Types met so far: asking a type for its slots is much dearer than a look into a small table.
 #[derive(Default)]
 struct Types {
-    facts: FxHashMap<usize, TypeFacts>,
+    index_of: FxHashMap<usize, u32>,
+    facts: Vec<TypeFacts>,
     addresses: Vec<usize>,
 }
 
+/// The type of an object.
+fn type_of(object: usize) -> *mut ffi::PyTypeObject {
+    // SAFETY: every address given to this function is a live object: it is in a list we hold, or was just visited as a
+    // referent of one while the GIL is held.
+    unsafe { ffi::Py_TYPE(object as *mut ffi::PyObject) }
+}
+
 impl Types {
-    fn of(&mut self, object: usize) -> TypeFacts {
-        let pointer = object as *mut ffi::PyObject;
-        // SAFETY: every address given to this function is a live object: it is in a list we hold, or was just visited
-        // as a referent of one while the GIL is held.
-        let type_pointer = unsafe { ffi::Py_TYPE(pointer) };
-        if let Some(facts) = self.facts.get(&(type_pointer as usize)) {
-            return *facts;
+    /// The index of a type that has an object.
+    fn index(&mut self, type_pointer: *mut ffi::PyTypeObject) -> u32 {
+        if let Some(&index) = self.index_of.get(&(type_pointer as usize)) {
+            return index;
         }
-        let facts = TypeFacts {
-            index: u32::try_from(self.addresses.len()).unwrap_or(u32::MAX),
+        let index = u32::try_from(self.facts.len()).unwrap_or(u32::MAX);
+        self.facts.push(TypeFacts {
             traverse: slot(type_pointer, ffi::Py_tp_traverse).map(|function| {
                 // SAFETY: this slot of a type holds a `traverseproc` (CPython, Include/typeslots.h).
                 unsafe { std::mem::transmute::<*mut c_void, ffi::traverseproc>(function) }
@@ -74,10 +81,14 @@ impl Types {
             }),
             // SAFETY: `type_pointer` is the type of a live object.
             has_gc: unsafe { ffi::PyType_GetFlags(type_pointer) } & ffi::Py_TPFLAGS_HAVE_GC != 0,
-        };
-        self.facts.insert(type_pointer as usize, facts);
+        });
+        self.index_of.insert(type_pointer as usize, index);
         self.addresses.push(type_pointer as usize);
-        facts
+        index
+    }
+
+    fn facts(&self, index: u32) -> &TypeFacts {
+        &self.facts[index as usize]
     }
 }
 
@@ -128,6 +139,160 @@ fn reference_count(object: usize) -> u32 {
     if low >= 1 << 30 { IMMORTAL } else { low }
 }
 
+/// Addresses met lately that are no node: `None`, small numbers and common strings are most of what objects refer to.
+/// Each has one place it can be in, and the last one there stays.
+struct Strangers(Vec<usize>);
+
+impl Strangers {
+    /// As many as fit the innermost cache of a processor beside what else is there.
+    const N: usize = 2048;
+
+    fn new() -> Strangers {
+        Strangers(vec![0; Strangers::N])
+    }
+
+    fn place(&mut self, address: usize) -> &mut usize {
+        &mut self.0[(address >> 4) % Strangers::N]
+    }
+}
+
+/// This many objects are traversed before what they refer to is looked up: the processor waits for many slots at once.
+const BATCH: usize = 64;
+
+/// A capture while it is made.
+struct Reader<'py> {
+    py: Python<'py>,
+    addresses: Vec<usize>,
+    places: Places,
+    type_of: Vec<u32>,
+    types: Types,
+    reference_counts: Vec<u32>,
+    strangers: Strangers,
+    found: Vec<Py<PyAny>>,
+}
+
+impl<'py> Reader<'py> {
+    fn new(py: Python<'py>, n_expected: usize) -> Reader<'py> {
+        let mut reader = Reader {
+            py,
+            addresses: Vec::with_capacity(n_expected),
+            places: Places::new(),
+            type_of: Vec::with_capacity(n_expected),
+            types: Types::default(),
+            reference_counts: Vec::with_capacity(n_expected),
+            strangers: Strangers::new(),
+            found: Vec::new(),
+        };
+        reader.addresses.push(0);
+        reader.type_of.push(u32::MAX);
+        reader.reference_counts.push(IMMORTAL);
+        reader
+    }
+
+    fn next_node(&self) -> PyResult<u32> {
+        // Nodes are half of what 32 bits count (`Graph`), and one is for the root.
+        u32::try_from(self.addresses.len())
+            .ok()
+            .filter(|&node| node < u32::MAX / 2)
+            .ok_or_else(|| PyRuntimeError::new_err("more objects than 31 bits can count"))
+    }
+
+    /// Adds the node of an object that has been put in its place. `n_ours` references to it are this capture's.
+    fn push(&mut self, object: usize, kind: u32, n_ours: u32) {
+        self.addresses.push(object);
+        self.type_of.push(kind);
+        let count = reference_count(object);
+        self.reference_counts.push(if count == IMMORTAL { count } else { count.saturating_sub(n_ours) });
+    }
+
+    /// The node of an object that the collector did not list, if it tracks it. `n_ours` as in `push`.
+    fn find(
+        &mut self,
+        object: usize,
+        type_pointer: *mut ffi::PyTypeObject,
+        n_ours: u32,
+    ) -> PyResult<Option<u32>> {
+        let kind = self.types.index(type_pointer);
+        if !is_tracked(object, self.types.facts(kind)) {
+            *self.strangers.place(object) = object;
+            return Ok(None);
+        }
+        let node = self.next_node()?;
+        if !self.places.insert(object, node) {
+            return Ok(self.places.get(object));
+        }
+        self.push(object, kind, n_ours);
+        // SAFETY: the object is alive: a seed, or the one that was just traversed refers to it.
+        self.found.push(unsafe { Bound::from_borrowed_ptr(self.py, object as *mut ffi::PyObject) }.unbind());
+        Ok(Some(node))
+    }
+
+    fn list(&mut self, listed: &Bound<'py, PyList>) -> PyResult<()> {
+        for index in 0..listed.len() {
+            // SAFETY: the index is within the list, which nobody else refers to.
+            let object =
+                unsafe { ffi::PyList_GetItem(listed.as_ptr(), ffi::Py_ssize_t::try_from(index)?) } as usize;
+            let node = self.next_node()?;
+            if self.places.insert(object, node) {
+                let kind = self.types.index(type_of(object));
+                // The list has one reference itself.
+                self.push(object, kind, 1);
+            }
+        }
+        Ok(())
+    }
+
+    /// Follows the references of every node, those found on the way included.
+    fn follow(&mut self, skipped: &FxHashSet<usize>) -> PyResult<(Vec<u32>, Vec<u32>)> {
+        let mut offsets = Vec::with_capacity(self.addresses.len() + 1);
+        let mut successors = Vec::with_capacity(self.addresses.len() * 2);
+        let mut referents: Vec<usize> = Vec::new();
+        let mut nodes: Vec<Option<u32>> = Vec::new();
+        let mut ends = Vec::with_capacity(BATCH);
+        let mut unknown = Vec::new();
+        offsets.extend([0, 0]);
+        let mut next = 1;
+        while next < self.addresses.len() {
+            let batch = next..self.addresses.len().min(next + BATCH);
+            next = batch.end;
+            referents.clear();
+            ends.clear();
+            for node in batch {
+                let object = self.addresses[node];
+                if let Some(traverse) = self.types.facts(self.type_of[node]).traverse
+                    && !skipped.contains(&object)
+                {
+                    // SAFETY: the object is alive and tracked, so its type's `tp_traverse` may be called on it with
+                    // the GIL held; the visitor only notes addresses into the vector, which outlives the call.
+                    unsafe { traverse(object as *mut ffi::PyObject, note, (&raw mut referents).cast()) };
+                }
+                ends.push(referents.len());
+            }
+            // In three passes, so that no look into memory waits for what the one before brought.
+            nodes.clear();
+            nodes.extend(referents.iter().map(|&referent| self.places.get(referent)));
+            unknown.clear();
+            for (at, &referent) in referents.iter().enumerate() {
+                if nodes[at].is_none() && *self.strangers.place(referent) != referent {
+                    unknown.push((at, type_of(referent)));
+                }
+            }
+            for &(at, type_pointer) in &unknown {
+                nodes[at] = self.find(referents[at], type_pointer, 0)?;
+            }
+            let mut from = 0;
+            for &end in &ends {
+                successors.extend(nodes[from..end].iter().flatten());
+                from = end;
+                let n_edges = u32::try_from(successors.len())
+                    .map_err(|_| PyRuntimeError::new_err("more references than 32 bits can count"))?;
+                offsets.push(n_edges);
+            }
+        }
+        Ok((offsets, successors))
+    }
+}
+
 impl Capture {
     /// Reads the graph. `seeds` are objects to begin with beside those the collector lists: it lists no frozen ones.
     /// `skipped` are objects whose referents are of no interest: the caller's own.
@@ -138,91 +303,27 @@ impl Capture {
     ) -> PyResult<Capture> {
         let listed: Bound<'_, PyList> = py.import("gc")?.call_method0("get_objects")?.cast_into()?;
         let skipped: FxHashSet<usize> = skipped.iter().map(|object| object.as_ptr() as usize).collect();
-        let n_listed = listed.len();
-        let mut types = Types::default();
-        let mut addresses = Vec::with_capacity(n_listed + n_listed / 8 + 1);
-        let mut nodes = FxHashMap::with_capacity_and_hasher(n_listed + n_listed / 8, rustc_hash::FxBuildHasher);
-        let mut type_of = Vec::with_capacity(addresses.capacity());
-        let mut reference_counts = Vec::with_capacity(addresses.capacity());
-        addresses.push(0);
-        type_of.push(u32::MAX);
-        reference_counts.push(IMMORTAL);
-        for index in 0..n_listed {
-            // SAFETY: the index is within the list, which nobody else refers to.
-            let object = unsafe { ffi::PyList_GetItem(listed.as_ptr(), ffi::Py_ssize_t::try_from(index)?) } as usize;
-            let node = u32::try_from(addresses.len())?;
-            if nodes.insert(object, node).is_some() {
-                continue;
-            }
-            addresses.push(object);
-            type_of.push(types.of(object).index);
-            // The list has one reference itself.
-            let count = reference_count(object);
-            reference_counts.push(if count == IMMORTAL { count } else { count - 1 });
-        }
-        let mut found = Vec::new();
+        let mut reader = Reader::new(py, listed.len() + listed.len() / 8 + 1);
+        reader.list(&listed)?;
         for seed in seeds {
             let object = seed.as_ptr() as usize;
-            let facts = types.of(object);
-            if !nodes.contains_key(&object) && is_tracked(object, &facts) {
-                nodes.insert(object, u32::try_from(addresses.len())?);
-                addresses.push(object);
-                type_of.push(facts.index);
+            if reader.places.get(object).is_none() {
                 // The seed itself is one reference.
-                let count = reference_count(object);
-                reference_counts.push(if count == IMMORTAL { count } else { count.saturating_sub(1) });
-                found.push(seed.clone().unbind());
+                reader.find(object, type_of(object), 1)?;
             }
         }
-        let mut offsets = Vec::with_capacity(addresses.len() + 1);
-        let mut successors = Vec::with_capacity(addresses.len() * 3 / 2);
-        let mut referents: Vec<usize> = Vec::new();
-        offsets.extend([0, 0]);
-        let mut next = 1;
-        while next < addresses.len() {
-            let object = addresses[next];
-            next += 1;
-            referents.clear();
-            let facts = types.of(object);
-            if let Some(traverse) = facts.traverse
-                && !skipped.contains(&object)
-            {
-                // SAFETY: the object is alive and tracked, so its type's `tp_traverse` may be called on it with the
-                // GIL held; the visitor only notes addresses into the vector, which outlives the call.
-                unsafe { traverse(object as *mut ffi::PyObject, note, (&raw mut referents).cast()) };
-            }
-            for &referent in &referents {
-                if let Some(&node) = nodes.get(&referent) {
-                    successors.push(node);
-                    continue;
-                }
-                let facts = types.of(referent);
-                if !is_tracked(referent, &facts) {
-                    continue;
-                }
-                let node = u32::try_from(addresses.len())?;
-                nodes.insert(referent, node);
-                addresses.push(referent);
-                type_of.push(facts.index);
-                reference_counts.push(reference_count(referent));
-                // SAFETY: the object is alive: the one that was just traversed refers to it.
-                found.push(unsafe { Bound::from_borrowed_ptr(py, referent as *mut ffi::PyObject) }.unbind());
-                successors.push(node);
-            }
-            let end = u32::try_from(successors.len())
-                .map_err(|_| PyRuntimeError::new_err("more references than 32 bits can count"))?;
-            offsets.push(end);
-        }
+        let (offsets, successors) = reader.follow(&skipped)?;
+        let graph = Graph::from_csr(offsets, successors)
+            .map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         Ok(Capture {
-            addresses,
-            nodes,
-            type_of,
-            types: types.addresses,
-            offsets,
-            successors,
-            reference_counts,
+            addresses: reader.addresses,
+            places: reader.places,
+            type_of: reader.type_of,
+            types: reader.types.addresses,
+            graph,
+            reference_counts: reader.reference_counts,
             _listed: listed.unbind(),
-            _found: found,
+            _found: reader.found,
         })
     }
 
@@ -232,7 +333,7 @@ impl Capture {
 
     /// The node of an object, if it was there and tracked.
     pub(crate) fn node(&self, object: &Bound<'_, PyAny>) -> Option<u32> {
-        self.nodes.get(&(object.as_ptr() as usize)).copied()
+        self.places.get(object.as_ptr() as usize)
     }
 
     /// The object of a node; nothing for the root and for nodes that were added later.

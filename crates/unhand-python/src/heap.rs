@@ -76,7 +76,7 @@ impl Heap {
     /// How many references there are between them.
     #[getter]
     fn n_edges(&self) -> usize {
-        self.capture.successors.len()
+        self.capture.graph.n_edges()
     }
 
     /// The node of an object; None for one that was not there, or that the collector does not track.
@@ -103,11 +103,10 @@ impl Heap {
 
     /// The nodes an object refers to directly, with repetitions.
     fn referents(&self, node: u32) -> PyResult<Vec<u32>> {
-        let at = node as usize;
-        let (Some(&from), Some(&to)) = (self.capture.offsets.get(at), self.capture.offsets.get(at + 1)) else {
+        if node >= self.capture.n_nodes() {
             return Err(PyValueError::new_err(format!("no node `{node}`")));
-        };
-        Ok(self.capture.successors[from as usize..to as usize].to_vec())
+        }
+        Ok(self.capture.graph.successors(node).to_vec())
     }
 
     /// The graph with `n_added` nodes more, numbered from `n_nodes` on, and these edges more.
@@ -123,10 +122,8 @@ impl Heap {
         edges: Vec<(u32, u32)>,
         anchors: Vec<u32>,
     ) -> PyResult<HeapGraph> {
-        let (offsets, successors) = (self.capture.offsets.clone(), self.capture.successors.clone());
-        let counts = &self.capture.reference_counts;
+        let (captured, counts) = (&self.capture.graph, &self.capture.reference_counts);
         py.detach(|| {
-            let captured = Graph::from_csr(offsets, successors)?;
             let n_nodes = captured.n_nodes() + n_added;
             let graph = captured.with_edges(n_nodes, &edges)?;
             let mut counts = counts.clone();
@@ -170,17 +167,24 @@ impl HeapGraph {
         targets: Vec<(u32, u64)>,
     ) -> (Vec<Holding>, Vec<u32>, Vec<(u32, u32, u64)>) {
         let answer = py.detach(|| {
-            let question = Question { graph: &self.graph, root: ROOT, anchors: &self.anchors, targets: &targets };
+            let question =
+                Question { graph: &self.graph, root: ROOT, anchors: &self.anchors, targets: &targets };
             holdings(&question)
         });
         let held = answer.holdings.into_iter().map(|holding| {
             let owners = holding.owners.iter().map(|owner| (owner.anchor, owner.child)).collect();
-            let parts =
-                holding.parts.iter().map(|part| (part.node, part.parent, part.bytes, part.n_targets)).collect();
+            let parts = holding
+                .parts
+                .iter()
+                .map(|part| (part.node, part.parent, part.bytes, part.n_targets))
+                .collect();
             (owners, holding.more_owners, holding.targets, holding.bytes, parts)
         });
-        let retained =
-            answer.retained_by_owner.iter().map(|(owner, bytes)| (owner.anchor, owner.child, *bytes)).collect();
+        let retained = answer
+            .retained_by_owner
+            .iter()
+            .map(|(owner, bytes)| (owner.anchor, owner.child, *bytes))
+            .collect();
         (held.collect(), answer.unheld, retained)
     }
 
