@@ -34,6 +34,7 @@ def step(batch):
     loss = model(batch).square().mean()
     loss.backward(retain_graph=True)
     optimizer.step()
+    optimizer.zero_grad()
     losses.append(loss)
 
 

@@ -4,6 +4,7 @@ None of it is a Python reference, so the collector does not see it. Nothing here
 hooks, which copy from the host or compute anew (`torch.autograd.graph.saved_tensors_hooks`, checkpointing).
 """
 
+import math
 from dataclasses import dataclass, field
 
 _SAVED = "_raw_saved_"
@@ -17,6 +18,8 @@ class Step:
     name: str
     next: list = field(default_factory=list)
     """(index, key of the next node)"""
+    wrapped: int | None = None
+    """Key of the node that another one runs for a part of a tensor."""
     saved: list = field(default_factory=list)
     """(name, what was saved: a tensor, or whatever a packing hook made of it)"""
     variable: object = None
@@ -45,6 +48,11 @@ class Graph:
                 if following is not None:
                     step.next.append((index, id(following)))
                     waiting.append(following)
+            # `CopySlices`, of a view that was changed in place. Only new releases show the node that did it.
+            wrapped = _read(function, "_wrapped_node")
+            if wrapped is not None:
+                step.wrapped = id(wrapped)
+                waiting.append(wrapped)
             if step.name == "AccumulateGrad":
                 step.variable = _read(function, "variable")
             for name in self._saved_names(type(function)):
@@ -65,6 +73,18 @@ class Graph:
             data = _read(item, "data") if item is not None else None
             if data is not None:
                 step.saved.append((f"{public}[{index}]" if is_many else public, data))
+
+
+def gradient_bytes(function) -> list[int]:
+    """The sizes of the gradients that a node takes: one for each result of the operation that it belongs to."""
+    sizes = []
+    for about in _read(function, "_input_metadata") or ():
+        try:
+            sizes.append(math.prod(map(int, about.shape)) * about.dtype.itemsize)
+        except Exception:
+            # A nested tensor, or a result that was not there.
+            continue
+    return sizes
 
 
 def _read(thing, name):

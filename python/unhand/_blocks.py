@@ -1,8 +1,10 @@
 """Blocks that no tensor of Python's explains: which of them libraries and pools keep, and where the rest came from."""
 
+import collections
 import os
+import sys
 
-from unhand import _allocator, _native
+from unhand import _allocator, _autograd, _native
 
 
 def device_index(device) -> int:
@@ -21,26 +23,109 @@ def device_index(device) -> int:
 _LT_WORKSPACE_BYTES = 1 << 20
 
 
-def known(segments, nameless, owners, half_sizes=frozenset()) -> dict[int, tuple[str, str]]:
-    """What is known of blocks that no Python object leads to: address to (kind, path).
-
-    `half_sizes` are the bytes that copies of weights in half precision have, while an autocast region may keep some.
-    """
+def known(view, device, nameless) -> dict[int, tuple[str, str]]:
+    """What is known of blocks that no Python object leads to: address to (kind, path)."""
     found = {}
-    pools = {block.address: segment.pool for segment in segments for block in segment.blocks}
+    owners = _allocator.pool_owners()
+    pools = {block.address: segment.pool for segment in view.segments[device] for block in segment.blocks}
+    expected = _expected(view, device) if nameless else []
     for block in nameless:
         pool = pools.get(block.address, _allocator.DEFAULT_POOL)
         if block.state == _allocator.PENDING:
             found[block.address] = ("pending", "freed, and waiting for another stream")
         elif pool != _allocator.DEFAULT_POOL:
             found[block.address] = ("graph pool", _pool(pool, owners))
-        elif _native.is_cublas_workspace(block.requested_bytes):
-            found[block.address] = ("workspace", "cuBLAS workspaces (by their size)")
-        elif block.requested_bytes in half_sizes:
-            found[block.address] = ("cache", "the autocast cache (by its size)")
-        elif block.requested_bytes == _LT_WORKSPACE_BYTES:
-            found[block.address] = ("workspace", "a cuBLASLt workspace (by its size)")
+        else:
+            for sizes in expected:
+                if sizes.take(block.requested_bytes):
+                    found[block.address] = (sizes.kind, sizes.path)
+                    break
     return found
+
+
+class _Workspaces:
+    """cuBLAS's workspaces, which have sizes that nothing else has."""
+
+    kind, path = "workspace", "cuBLAS workspaces (by their size)"
+    take = staticmethod(_native.is_cublas_workspace)
+
+
+class _Sizes:
+    """What some part of PyTorch keeps in native code, as far as the sizes of it can be told."""
+
+    def __init__(self, kind, path, sizes, *, is_counted=False):
+        self.kind, self.path = kind, path
+        self._is_counted = is_counted
+        self._left = collections.Counter(sizes)
+
+    def take(self, n_bytes) -> bool:
+        """Whether a block of this size may be of them. Where their number is known, each is found once."""
+        if self._left[n_bytes] <= 0:
+            return False
+        self._left[n_bytes] -= self._is_counted
+        return True
+
+
+def _expected(view, device) -> list:
+    """What native code may have on a device, what can be told most exactly first."""
+    lt = "workspace", "a cuBLASLt workspace (by its size)", [_LT_WORKSPACE_BYTES]
+    buckets = "gradient buckets of DistributedDataParallel (by their sizes)"
+    on_their_way = "a backward that is running (gradients on their way, by their sizes)"
+    return [
+        _Sizes("native", buckets, _bucket_bytes(view, device), is_counted=True),
+        _Workspaces,
+        # There is one as a rule, and more where several streams multiply.
+        _Sizes(*lt, is_counted=True),
+        _Sizes("cache", "the autocast cache (by its size)", _autocast_bytes(view)),
+        _Sizes("native", on_their_way, _gradient_bytes(view)),
+        _Sizes(*lt),
+    ]
+
+
+def _bucket_bytes(view, device) -> list[int]:
+    """The bytes of the buckets in which each `DistributedDataParallel` gathers gradients (c10d's reducer.cpp).
+
+    Its log tells the sizes, those of the first iterations until it has rebuilt the buckets and logged that.
+    """
+    module = sys.modules.get("torch.nn.parallel.distributed")
+    wrapper = getattr(module, "DistributedDataParallel", None)
+    if wrapper is None:
+        return []
+    sizes = []
+    kinds = [kind for kind, _ in view.heap.types() if wrapper in type.__dict__["__mro__"].__get__(kind)]
+    for node in view.heap.instances(kinds):
+        try:
+            parallel = view.heap.object(node)
+            if device not in {parameter.device.index for parameter in parallel.parameters()}:
+                continue
+            log = parallel.logger._get_ddp_logging_data().strs_map
+            text = log.get("rebuilt_bucket_sizes") or log.get("bucket_sizes") or ""
+            sizes += [int(word) for word in text.split(",") if word.strip()]
+        except Exception:
+            # Half built, or a release that logs otherwise.
+            continue
+    return sizes
+
+
+def _autocast_bytes(view) -> set[int]:
+    """The bytes of copies that an open autocast region may have made of weights (`cached_cast`, ATen/autocast_mode.cpp)."""
+    torch = view.torch
+    if torch is None or not torch.is_autocast_cache_enabled() or not torch.is_autocast_enabled():
+        return set()
+    with torch._C.DisableTorchFunctionSubclass():
+        return {
+            tensor.numel() * 2
+            for storage in view.storages.values()
+            for tensor in storage.tensors
+            if tensor.is_leaf and tensor.requires_grad and tensor.dtype == torch.float32
+        }
+
+
+def _gradient_bytes(view) -> set[int]:
+    """The bytes of gradients that the engine may carry from node to node, if a backward is running in some thread."""
+    if not any(running.function == "_engine_run_backward" for running in view.frames):
+        return set()
+    return {size for node in view.graph_nodes for size in _autograd.gradient_bytes(view.object(node)) if size}
 
 
 def _pool(pool, owners) -> str:

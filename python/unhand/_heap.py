@@ -324,6 +324,8 @@ class View:
             node = nodes[key]
             for index, following in step.next:
                 self.link(node, nodes[following], f".next_functions[{index}]")
+            if step.wrapped is not None:
+                self.link(node, nodes[step.wrapped], "._wrapped_node")
             if step.variable is not None:
                 self.link(node, self.node(step.variable), ".variable")
             for name, saved in step.saved:
@@ -337,18 +339,21 @@ class View:
             seen.add(target)
             self._add_storage(target, saved, is_python=False)
 
-    def autocast_sizes(self) -> set[int]:
-        """The bytes of copies that an open autocast region may have made of weights (`cached_cast`, ATen/autocast_mode.cpp)."""
-        torch = self.torch
-        if torch is None or not torch.is_autocast_cache_enabled() or not torch.is_autocast_enabled():
-            return set()
-        with torch._C.DisableTorchFunctionSubclass():
-            return {
-                tensor.numel() * 2
-                for storage in self.storages.values()
-                for tensor in storage.tensors
-                if tensor.is_leaf and tensor.requires_grad and tensor.dtype == torch.float32
-            }
+    def pool_owners(self) -> dict[tuple[int, int], int]:
+        """The private pools that a CUDA graph or a `MemPool` of Python's owns: pool to the node of its owner."""
+        C = getattr(self.torch, "_C", None)
+        bases = [base for base in (getattr(C, "_MemPool", None), getattr(C, "_CUDAGraph", None)) if base is not None]
+        mro = type.__dict__["__mro__"].__get__
+        kinds = [kind for kind, _ in self.heap.types() if any(base in mro(kind) for base in bases)]
+        owners = {}
+        for node in self.heap.instances(kinds):
+            owner = self.heap.object(node)
+            try:
+                owners[tuple(owner.id if hasattr(owner, "id") else owner.pool())] = node
+            except Exception:
+                # A graph that was not captured, or was reset.
+                continue
+        return owners
 
     def weights(self) -> list[tuple[int, int]]:
         """The CUDA blocks that something refers to, as (node, allocated bytes)."""

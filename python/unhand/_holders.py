@@ -193,15 +193,16 @@ class Holders:
 
     def _rank(self, anchor, name, kind, steps):
         """How well a reference names what it holds; the smallest is the best."""
-        if anchor == _heap.ROOT:
+        owner = self.view.object(anchor) if anchor != _heap.ROOT else None
+        if owner is None:
             where = 3
-        elif name.startswith("__main__.") or isinstance(self.view.object(anchor), _frames.Running):
-            where = 0
+        elif isinstance(owner, _frames.Running):
+            where = 0 if owner.is_this_thread else 2
         else:
-            where = 1
+            where = 0 if name.startswith("__main__.") else 1
         # A module says what its parameters are for, an optimizer only lists them.
         is_listed = kind in ("parameters", "gradients") and not any(step.role in ("parameter", "buffer") for step in steps)
-        return (where == 3, _kinds.RANK.get(kind, 9), where, is_listed)
+        return (where, _kinds.RANK.get(kind, 9), is_listed)
 
     def _parts(self, owners, parts, above) -> tuple[Part, ...]:
         """The pieces of a holding with one owner, by what follows the path that the holder has."""

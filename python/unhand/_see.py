@@ -52,6 +52,8 @@ class DeviceReport:
             lines.append(f"  {format_bytes(self.more_holders_bytes):>10}  in more holders")
         if self.unattributed_bytes:
             lines.append(f"  {format_bytes(self.unattributed_bytes):>10}  unattributed: no Python object leads to it")
+            if _allocator.objects_are_frozen():
+                lines.append(f"{'':14}gc.freeze() hides dead cycles: unhand.free() looks among the frozen objects")
             for site in self.unattributed:
                 lines.append(f"{'':14}{format_bytes(site.bytes):>10}  {site.place}  ({site.n_blocks:,} blocks)")
         return "\n".join(lines)
@@ -114,12 +116,13 @@ def _device_report(view, device, limit) -> DeviceReport:
     found = explain(view, device)
     holders = sorted(found.holders(limit), key=lambda holder: -holder.bytes)
     shown = tuple(holders[:limit])
-    named = sum(holder.bytes for holder in holders) + found.more_bytes
+    explained = sum(holder.bytes for holder in holders) + found.more_bytes
     return DeviceReport(
         ladder=ladder(device),
         holders=shown,
-        more_holders_bytes=named - sum(holder.bytes for holder in shown),
-        named_bytes=named,
+        more_holders_bytes=explained - sum(holder.bytes for holder in shown),
+        # What a pool keeps is reserved and not allocated.
+        named_bytes=explained - found.kept_by_pools_bytes,
         garbage_bytes=found.garbage_bytes,
         unattributed_bytes=found.unattributed_bytes,
         unattributed=found.sites(),
@@ -139,7 +142,8 @@ class Explanation:
         self.nameless = [block for block in blocks if block.address not in view.block_nodes]
         self.garbage_bytes = sum(view.object(node).bytes for node in unheld)
         self.more_bytes = 0
-        self.known = _blocks.known(view.segments[device], self.nameless, _allocator.pool_owners(), view.autocast_sizes())
+        self.kept_by_pools_bytes = 0
+        self.known = _blocks.known(view, device, self.nameless)
         self.unattributed = [block for block in self.nameless if block.address not in self.known]
         self.unattributed_bytes = sum(block.bytes for block in self.unattributed)
 
@@ -150,6 +154,7 @@ class Explanation:
         self.more_bytes = sum(holding[3] for holding in self.held[limit:])
         if self.garbage:
             found.append(self._garbage_holder())
+        found += self._pool_holders(makers)
         groups: dict[tuple[str, str], list] = {}
         for block in self.nameless:
             if block.address in self.known:
@@ -157,6 +162,25 @@ class Explanation:
         for (kind, path), blocks in groups.items():
             found.append(self._plain_holder(kind, path, blocks))
         return found
+
+    def _pool_holders(self, makers) -> list[Holder]:
+        """Private pools that keep free segments while their owner, a CUDA graph or a `MemPool`, lives."""
+        free: dict[tuple, int] = {}
+        for segment in self.view.segments[self.device]:
+            if segment.pool != _allocator.DEFAULT_POOL:
+                in_use = sum(block.bytes for block in segment.blocks if block.state != _allocator.INACTIVE)
+                free[segment.pool] = free.get(segment.pool, 0) + segment.total_bytes - in_use
+        shown = []
+        for pool, node in self.view.pool_owners().items():
+            n_bytes = free.get(pool, 0)
+            if not n_bytes:
+                continue
+            path, _ = makers.name(node) or (f"pool {pool}", None)
+            kind = type(self.view.object(node)).__name__
+            text = f"Its pool keeps free memory while it lives: drop it, or unhand.free({path.removeprefix('__main__.')})."
+            shown.append(Holder(path, (path,), "graph pool", kind, n_bytes, 0, self.device, True, text))
+        self.kept_by_pools_bytes = sum(holder.bytes for holder in shown)
+        return shown
 
     def _plain_holder(self, kind, path, blocks):
         return Holder(
@@ -204,23 +228,36 @@ class Explanation:
         return tuple(sorted(sites, key=lambda site: -site.bytes)[:5])
 
 
+# A sort with less of a holding than this stays with the rest: one row says more than two then.
+_APART = 0.05
+
+
 def _by_sort(view, holdings):
-    """The same holdings, with gradients apart from what they are the gradients of."""
-    gradients = set()
-    for node in view.gradients:
-        cdata = view.tensor_storages.get(node)
-        block = view.storages[cdata].block if cdata is not None else None
+    """The same holdings, with gradients and parameters apart from what else the same owners hold."""
+    parameter = getattr(getattr(view.torch, "nn", None), "Parameter", ())
+    sorts = {}
+    for node, cdata in view.tensor_storages.items():
+        block = view.storages[cdata].block
         if block is not None:
-            gradients.add(view.block_nodes[block.address])
+            if node in view.gradients:
+                sorts[view.block_nodes[block.address]] = "gradient"
+            elif issubclass(type(view.object(node)), parameter):
+                sorts[view.block_nodes[block.address]] = "parameter"
     for holding in holdings:
-        owners, more, targets, _, _ = holding
-        apart = [node for node in targets if node in gradients]
-        if not apart or len(apart) == len(targets):
+        owners, more, targets, n_bytes, _ = holding
+        groups: dict[str | None, list[int]] = {}
+        for node in targets:
+            groups.setdefault(sorts.get(node), []).append(node)
+        sizes = {sort: sum(view.object(node).bytes for node in nodes) for sort, nodes in groups.items()}
+        largest = max(sizes, key=sizes.__getitem__)
+        for sort in list(groups):
+            if sort != largest and sizes[sort] < _APART * n_bytes:
+                groups[largest] += groups.pop(sort)
+        if len(groups) == 1:
             yield holding
             continue
-        rest = [node for node in targets if node not in gradients]
-        yield owners, more, rest, sum(view.object(node).bytes for node in rest), []
-        yield owners, more, apart, sum(view.object(node).bytes for node in apart), []
+        for nodes in groups.values():
+            yield owners, more, nodes, sum(view.object(node).bytes for node in nodes), []
 
 
 def explain(view, device) -> Explanation:

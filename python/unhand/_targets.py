@@ -99,7 +99,7 @@ class Targets:
             others: list[int] = []
             if graphs:
                 # A graph replays with the addresses it saw: releasing one under it would be an error on the GPU.
-                reason, others = "a CUDA graph may use its address", graphs
+                reason, others = "a CUDA graph may use its address; name the graph as well to free both", graphs
             elif shared:
                 pass
             elif cdata in aliases:
@@ -137,11 +137,13 @@ class Targets:
     def _inside(self) -> set[int]:
         view = self.view
         closed = self._closed | self._optimizers
-        modules = [node for node in self.starts if node in self._modules]
-        if modules or all(node in view.tensor_storages for node in self.starts):
-            closed |= self._owners_of_modules(modules)
         starts = [node for node in self.starts if node not in self._optimizers]
-        inside = set(view.graph.reachable(starts, list(closed - set(starts))).list())
+        # A module or a tensor refers to its trainer as well as to its parts. Other targets own what they refer to.
+        parts = [node for node in starts if node in self._modules or node in view.tensor_storages]
+        others = [node for node in starts if node not in parts]
+        behind = closed | self._owners_of(parts)
+        inside = set(view.graph.reachable(parts, list(behind - set(parts))).list())
+        inside |= set(view.graph.reachable(others, list(closed - set(others))).list())
         for node in (inside | set(self.starts)) & self._optimizers:
             inside |= self._of_optimizer(view.object(node), closed, inside)
         for way in inside.intersection(view.base_ways):
@@ -151,18 +153,20 @@ class Targets:
                 inside |= behind
         return inside
 
-    def _owners_of_modules(self, modules) -> set[int]:
-        """Objects that a module refers to and that refer back to it, such as its trainer, without its submodules."""
+    def _owners_of(self, starts) -> set[int]:
+        """Objects that lead to modules and tensors of the targets, such as a trainer, but for the modules' own parts."""
         view = self.view
         parts = set()
-        for node in modules:
+        for node in starts:
+            if node not in self._modules:
+                continue
             for module in view.object(node).modules():
                 names = vars(module)
                 for thing in (module, names, names.get("_modules")):
                     part = view.heap.node(thing) if thing is not None else None
                     if part is not None:
                         parts.add(part)
-        return set(view.graph.ancestors(self.starts).list()) - parts
+        return set(view.graph.ancestors(starts).list()) - parts
 
     def _of_optimizer(self, optimizer, closed, inside) -> set[int]:
         """An optimizer's state, and its parameters where nobody else has them."""

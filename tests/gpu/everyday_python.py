@@ -106,8 +106,7 @@ def situation_logging_buffer(user):
         except ValueError:
             user.logger.exception("request %d failed", request)
 
-    logger, buffer = user.logger, user.buffer
-    return lambda: (logger.removeHandler(buffer), buffer.buffer.clear())
+    return lambda: logging.getLogger("service").handlers.clear()
 
 
 @situation(names="x", holder="Out", kinds=("notebook history",))
@@ -209,7 +208,7 @@ def situation_cached_function(user):
     user.positions(user.model, 128)
 
 
-@situation(names="model", holder="on_epoch_end", kinds=("closure",))
+@situation(names="model", holder="on_epoch_end closure", kinds=("closure", "parameters"))
 def situation_closure(user):
     """A callback closes over the model."""
 
@@ -337,7 +336,7 @@ def situation_results_list(user):
 # --- what has not ended ---------------------------------------------------------------------------------------------
 
 
-@situation(names="model", holder="stream", kinds=("generator",))
+@situation(names="model", holder="stream", kinds=("generator",), stays=True, then="stream")
 def situation_suspended_generator(user):
     """A streaming answer was read halfway: the generator stands at its `yield` with the model and a state."""
 

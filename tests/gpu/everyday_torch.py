@@ -38,7 +38,7 @@ def situation_trained_and_deleted(user):
 
 
 @situation(
-    names="optimizer", targets="[parameter.grad for parameter in model.parameters()]", holder="model grad",
+    names="optimizer", targets="[parameter.grad for parameter in model.parameters()]", holder="model",
     kinds=("gradients",), keeps_bytes=256 * MIB,
 )
 def situation_gradients_kept(user):

@@ -40,7 +40,7 @@ MIB = 1 << 20
 RECIPES = ("del", "gc", "accelerate", "free", "alone", "read")
 # Two small segments: the driver gives memory out in units of 2 MiB.
 TOLERANCE_BYTES = 4 * MIB
-WORKER_TIMEOUT_S = 240
+WORKER_TIMEOUT_S = 300
 
 
 def main():
@@ -176,13 +176,13 @@ def measure_one(torch, situation, recipe):
         held_bytes=used(torch) - floor - situation.keeps_bytes,
         allocated_bytes=torch.cuda.memory_allocated(),
         reserved_bytes=torch.cuda.memory_reserved(),
-        workspaces_bytes=workspaces(torch, recipe),
         held_host_bytes=host_bytes(torch) - floor_host if situation.is_host else None,
         seconds=round(seconds, 4),
     )
     if recipe in ("del", "free", "alone", "read"):
         record.update(named(situation, freed if recipe != "del" else None))
         del freed
+    record["workspaces_bytes"] = workspaces(torch, recipe)
     record["leaves_bytes"] = end(torch)
     return record
 
@@ -322,7 +322,7 @@ def named(situation, freed):
         holder
         for holder in holders
         if holder.kind in situation.kinds
-        and any(all(word in path for word in words) for path in (holder.path, *holder.paths))
+        and any(all(word in path for word in words) for path in paths_of(holder))
     ]
     best = max(right, key=lambda holder: holder.bytes, default=None)
     return {
@@ -333,6 +333,11 @@ def named(situation, freed):
         "matches": bool(best) if situation.kinds else None,
         "has_to_stay": situation.stays,
     }
+
+
+def paths_of(holder):
+    """All its paths, and what follows its path to the parts of it."""
+    return [*holder.paths, *(f"{holder.path} {part.path}" for part in holder.parts)]
 
 
 # --- the table ------------------------------------------------------------------------------------------------------

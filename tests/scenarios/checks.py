@@ -57,8 +57,8 @@ def run(scenario, no_unhand):
     for which in (after_the_usual_recipe, instead_of_the_usual_recipe):
         if which is instead_of_the_usual_recipe and (no_unhand or not scenario.values("free")):
             continue
-        name = f"scenario_{scenario.number}"
-        watched = start(name)
+        watched = start()
+        name = "__main__"
         try:
             condition = scenario.value("only")
             if condition and not evaluate(name, condition):
@@ -75,16 +75,16 @@ def run(scenario, no_unhand):
     return {"failures": failures, "skipped": skipped}
 
 
-def start(name):
-    """A fresh module for the scenario, as if it were the user's script."""
+def start():
+    """A fresh `__main__` for the scenario, as if it were the user's script."""
     watched = Watched()
-    module = types.ModuleType(name)
+    module = types.ModuleType("__main__")
     module.__dict__.update(
         torch=torch, nn=torch.nn, gc=gc, sys=sys, watch=watched.watch, keep=watched.keep, MIB=MIB, big=big,
         allocated=torch.cuda.memory_allocated, reserved=torch.cuda.memory_reserved, importable=importable,
     )
     # By name only, so that no frame of this file is a holder.
-    sys.modules[name] = module
+    sys.modules["__main__"] = module
     gc.collect()
     return watched
 
@@ -137,7 +137,7 @@ def instead_of_the_usual_recipe(scenario, name, watched, _no_unhand):
         freed = evaluate(name, call)
     kept = scenario.values("kept")
     for words in kept:
-        if not any(matches(holder, words, None) for holder in freed.kept):
+        if not any(matches(holder, words) for holder in (*freed.kept, *freed.shared)):
             raise Failed(f"free() kept nothing under `{words}`\n{freed}\nkept: {lines(freed.kept)}")
     if not kept:
         gone(scenario, name, watched, freed)
@@ -174,7 +174,7 @@ def named(scenario, name, watched):
     text = scenario.value("bytes")
     at_least = watched.watched_bytes() if text is None else format_.amount(text.removeprefix(">="))
     for words in scenario.values("holder"):
-        found = [holder for holder in holders if matches(holder, words, None)]
+        found = [holder for holder in holders if matches(holder, words)]
         if not found:
             raise Failed(f"no holder `{words}`\n{shown(report, holders)}")
         right = [holder for holder in found if not kinds or holder.kind in kinds]
@@ -182,8 +182,8 @@ def named(scenario, name, watched):
             raise Failed(f"holder `{words}` is not of kind {kinds}\n{shown(report, holders)}")
         if max(holder.bytes for holder in right) < at_least:
             raise Failed(f"holder `{words}` has fewer than {at_least} bytes\n{shown(report, holders)}")
-        if not all(holder.advice and holder.type for holder in right):
-            raise Failed(f"holder `{words}` comes without advice or type\n{shown(report, holders)}")
+        if not all(holder.advice for holder in right):
+            raise Failed(f"holder `{words}` comes without advice\n{shown(report, holders)}")
     for expression in scenario.values("report"):
         sys.modules[name].report = report
         if not evaluate(name, expression):
@@ -204,10 +204,10 @@ def gone(scenario, name, watched, freed):
         raise Failed(f"storages that were to be kept lost their memory: {watched.damaged()}{said}")
 
 
-def matches(holder, words, kinds):
-    paths = (holder.path, *holder.paths)
-    found = any(all(word in path for word in words.split()) for path in paths)
-    return found and (not kinds or holder.kind in kinds)
+def matches(holder, words):
+    """Whether all words are in one of its paths, what follows a path to a part of it included."""
+    paths = [*holder.paths, *(f"{holder.path} {part.path}" for part in holder.parts)]
+    return any(all(word in path for word in words.split()) for path in paths)
 
 
 def shown(report, holders):
@@ -235,7 +235,7 @@ def clean(scenario, name):
     for statement in scenario.values("cleanup"):
         with contextlib.suppress(Exception):
             execute(name, statement)
-    sys.modules.pop(name).__dict__.clear()
+    sys.modules[name].__dict__.clear()
     for last in ("last_exc", "last_value", "last_traceback", "last_type"):
         if hasattr(sys, last):
             delattr(sys, last)
