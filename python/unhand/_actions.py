@@ -16,13 +16,15 @@ class Action:
     """What one action did."""
 
     name: str
+    """The function of this module that did it."""
     detail: str
-    # GPU memory that it freed; of `pinned_host_cache` host memory. `None` where it cannot be told from what others did.
+    """What came of it, in words."""
     freed_bytes: int | None
-    # Why it did not do it, or not all.
+    """GPU memory that it freed; of `pinned_host_cache` host memory. `None` where it cannot be told from what others did."""
     error: str | None
-    # How many things it dropped: objects, entries, frames, plans.
+    """Why it did not do it, or not all."""
     count: int | None = None
+    """How many things it dropped: objects, entries, frames, plans."""
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""

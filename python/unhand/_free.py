@@ -24,7 +24,7 @@ class Freed:
     returned_bytes: int
     """What the driver got back, over all devices: the difference of its own figure for free memory."""
     freed_bytes: int
-    """Allocated bytes that were let go, over all devices."""
+    """Allocated bytes that were let go, over all devices (`torch.cuda.memory_allocated`); of a dry run, that would be."""
     n_storages: int
     """How many storages of the targets were released."""
     shared: tuple[Holder, ...]
@@ -32,11 +32,15 @@ class Freed:
     kept: tuple[Holder, ...]
     """Who holds what is still allocated, the largest first."""
     before: tuple[Ladder, ...]
+    """The ladder of each device with a context, before anything was done."""
     after: tuple[Ladder, ...]
+    """The same afterwards; of a dry run, the ladders before."""
     actions: tuple["_actions.Action", ...]
     """What was done, in order."""
     dry_run: bool
+    """Whether nothing was done, only told."""
     seconds: float
+    """How long it took, on the wall clock."""
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields, and the version of their layout."""
@@ -101,10 +105,12 @@ def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
     So is memory that a captured CUDA graph may use: name the graph as well.
 
     Without targets it frees only what nobody meant to keep: the locals in tracebacks of exceptions that are over, dead
-    cycles, workspaces, caches. That is done with targets too. `compile_caches` also resets `torch.compile`. With `dry_run` nothing is done, only told.
+    cycles, workspaces, caches. That is done with targets too. `compile_caches` also resets `torch.compile`. With
+    `dry_run` nothing is done, only told.
 
-    Needs no GPU memory itself. Raises `CaptureError` while a CUDA graph is being captured, and TypeError for a target
-    that cannot hold a tensor.
+    Needs no GPU memory itself. All sizes of the answer are in bytes. Raises `CaptureError` while a CUDA graph is being
+    captured, TypeError for a target that cannot hold a tensor, and `Error` where there are targets and PyTorch is not
+    imported, or is a release that cannot guard a freed tensor. docs/guides/free.md has the whole story.
     """
     started = time.perf_counter()
     targets = tuple(target for target in targets if target is not None)

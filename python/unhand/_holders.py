@@ -16,9 +16,11 @@ class Part:
     path: str
     """What follows the holder's path."""
     type: str
+    """The type of its object; empty where that says nothing."""
     bytes: int
     """Allocated bytes that this piece retains."""
     n_storages: int
+    """How many blocks those are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,16 +32,21 @@ class Holder:
     paths: tuple[str, ...]
     """All references that were found, the best first. Memory goes back only when all of them are gone."""
     kind: str
+    """What sort of reference it is, for example `traceback`; docs/guides/holders.md lists them."""
     type: str
-    """The type of the object that holds, for example `list`."""
+    """The type of the object that holds, for example `list`; empty where there is none."""
     bytes: int
     """Allocated bytes that come free when the references are cut."""
     n_storages: int
+    """How many blocks those are; 0 where one object was asked about."""
     device: int | None
+    """The index of the device; None where one object was asked about."""
     is_alone: bool
     """Whether cutting the one reference `path` frees the bytes."""
     advice: str
+    """What to do, in one sentence."""
     parts: tuple[Part, ...] = ()
+    """What it consists of, the largest first, if more than one thing."""
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""

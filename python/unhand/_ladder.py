@@ -17,12 +17,15 @@ class Pool:
     """One memory pool of the allocator."""
 
     id: tuple[int, int]
-    # `default`, `graph` (of CUDA graphs), `mempool` (`torch.cuda.MemPool`) or `private` (nobody is known to own it).
+    """PyTorch's number for it; (0, 0) is the default pool."""
     kind: str
+    """`default`, `graph` (of CUDA graphs), `mempool` (`torch.cuda.MemPool`) or `private` (nobody is known to own it)."""
     reserved_bytes: int
+    """Bytes of its segments."""
     allocated_bytes: int
-    # What keeps it alive, in words; `None` for the default pool and where nothing was found.
+    """Bytes of its blocks that are in use."""
     owner: str | None
+    """What keeps it alive, in words; `None` for the default pool and where nothing was found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +33,11 @@ class Outside:
     """Something that takes memory of the device past PyTorch's allocator."""
 
     what: str
-    # `None` where nothing tells.
+    """What it is, in words."""
     bytes: int | None
-    # How the figure is known, or why it is not.
+    """How much; `None` where nothing tells."""
     how: str
+    """How the figure is known, or why it is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,45 +45,60 @@ class Ladder:
     """One device's memory. `used` is the driver's word, `reserved` and below are PyTorch's; `None` is not known."""
 
     device: int
+    """The index of the device, as PyTorch counts."""
     name: str
+    """The device's name (`torch.cuda.get_device_properties`)."""
     uuid: str | None
+    """The device's UUID, `GPU-…`; `None` where PyTorch does not tell it."""
     total_bytes: int
-    # By all processes together.
+    """The memory of the device."""
     device_used_bytes: int | None
+    """Used by all processes together (`cudaMemGetInfo`; NVML where this process has no context)."""
     device_free_bytes: int | None
-    # By this process.
+    """Free for everybody, from the same source."""
     used_bytes: int | None
-    # How that is known, or why it is not.
+    """Used by this process (NVML, by process)."""
     used_how: str
-    # A bound where it is not known.
+    """How that is known, or why it is not."""
     used_at_most_bytes: int | None
-    # By other processes.
+    """A bound where it is not known."""
     others_bytes: int | None
-    # used - reserved.
+    """Used by other processes (NVML, by process)."""
     outside_bytes: int | None
+    """used - reserved: context, kernels, libraries."""
     outside: tuple[Outside, ...]
+    """What is known to be in there."""
     reserved_bytes: int | None
+    """What PyTorch's allocator holds from the driver (`torch.cuda.memory_reserved`)."""
     allocated_bytes: int | None
+    """Blocks in use (`torch.cuda.memory_allocated`)."""
     requested_bytes: int | None
-    # Allocated, and freed but waiting for another stream.
+    """What was asked for, before rounding (`requested_bytes.all.current` of `torch.cuda.memory_stats`)."""
     active_bytes: int | None
-    # Of the allocated bytes: workspaces of cuBLAS, which no tensor owns.
+    """Allocated, and freed but waiting for another stream."""
     workspaces_bytes: int | None
-    # reserved - allocated: returnable, stuck and kept by pools together.
+    """Of the allocated bytes: workspaces of cuBLAS, which no tensor owns."""
     cached_bytes: int | None
+    """reserved - allocated: returnable, stuck and kept by pools together."""
     returnable_bytes: int | None
+    """What `torch.cuda.empty_cache()` would give back, by the rules of `release_cached_blocks`."""
     stuck_bytes: int | None
+    """Free, beside live blocks in the same segment or page."""
     kept_by_pools_bytes: int | None
+    """Free, in private pools whose owner is alive."""
     pools: tuple[Pool, ...]
+    """The pools that have segments, the default pool included."""
     pinned_host_reserved_bytes: int | None
+    """Pinned host memory that PyTorch holds: none of the GPU's."""
     pinned_host_allocated_bytes: int | None
-    # What `torch.cuda.set_per_process_memory_fraction` allows; `None` without a limit.
+    """Of it, in use."""
     limit_bytes: int | None
-    # The allocator's settings string.
+    """What `torch.cuda.set_per_process_memory_fraction` allows; `None` without a limit."""
     settings: str
+    """The allocator's settings string; empty where none were set."""
 
     def to_dict(self):
-        """The ladder as plain values; field names are the names in JSON."""
+        """The ladder as plain values: sizes in bytes, field names as names, None for what is not known."""
         return dataclasses.asdict(self)
 
     def __str__(self):
@@ -97,7 +116,10 @@ class Ladder:
 
 
 def ladder(device=None, owned=None):
-    """The ladder of one device; of the current one by default.
+    """The ladder of one device; of the current one by default. All sizes are in bytes.
+
+    `device` is an index, a name such as `"cuda:1"` or a `torch.device`. RuntimeError before this process has started
+    CUDA through PyTorch. Much cheaper than `report`: the heap is not looked at.
 
     `owned` are the addresses of the storages that something in Python reaches, if the caller knows them all. Otherwise
     the tensors that the garbage collector knows are looked at, where a block has the size of a workspace.

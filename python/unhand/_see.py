@@ -21,14 +21,15 @@ class DeviceReport:
     """What one device's memory is, and who holds it."""
 
     ladder: Ladder
+    """From the driver's figure down to what was asked for."""
     holders: tuple[Holder, ...]
     """By retained bytes, the largest first, as many as were asked for."""
     more_holders_bytes: int
     """Bytes of the holders beyond the limit."""
     named_bytes: int
-    """Allocated bytes that a holder explains."""
+    """Bytes of blocks that a holder explains, dead cycles and blocks that wait for another stream included."""
     garbage_bytes: int
-    """Allocated bytes that only dead cycles refer to: the next pass of the collector frees them."""
+    """Of the named bytes: those that only dead cycles refer to. The next pass of the collector frees them."""
     unattributed_bytes: int
     """Allocated bytes that no Python object reaches and no rule explains."""
     unattributed: tuple["Site", ...]
@@ -63,8 +64,11 @@ class Site:
     """A place that allocated blocks nobody in Python refers to."""
 
     place: str
+    """The line, as `file.py:12 function()`."""
     bytes: int
+    """Allocated bytes of those blocks."""
     n_blocks: int
+    """How many there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +76,7 @@ class Report:
     """The ladder and the holders of each device this process has a context on."""
 
     devices: tuple[DeviceReport, ...]
+    """By index; empty where this process has not started CUDA through PyTorch."""
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields, and the version of their layout."""
@@ -92,8 +97,9 @@ def report(device=None, *, limit=20) -> Report:
     """Where every byte is and who holds it.
 
     `device` is an index, a name such as `"cuda:1"` or a `torch.device`; None stands for every device on which this
-    process has a context. At most `limit` holders are named for each. Nothing is changed and nothing kept: no peak
-    counter, no context, no reference.
+    process has a context; without any, the report is empty. At most `limit` holders are named for each. All sizes are in
+    bytes. ValueError for a device that is no CUDA device. Nothing is changed and nothing kept: no peak counter, no
+    context, no reference.
     """
     wanted = _allocator.devices() if device is None else [_blocks.device_index(device)]
     if not wanted:
@@ -270,6 +276,7 @@ class HolderList:
     bytes: int | None
     """GPU bytes that are reachable from it; None where the question was about everything."""
     items: tuple[Holder, ...]
+    """The holders, as many as were asked for."""
 
     def __len__(self):
         return len(self.items)
@@ -302,7 +309,8 @@ def holders(x=None, *, limit=20) -> HolderList:
 
     For an object (a tensor, a module, anything the collector tracks) there is one holder for each reference that
     keeps it alive, the shortest path first; `bytes` is what cutting that one reference frees on GPUs: 0 when another
-    one holds it too. Nothing is changed and nothing kept.
+    one holds it too. None asks about everything. TypeError for what Python does not track, such as a number. At most
+    `limit` are returned. Nothing is changed and nothing kept.
     """
     if x is None:
         found = report(limit=limit)
