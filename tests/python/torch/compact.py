@@ -444,8 +444,8 @@ def failing_at(count, error):
 
 def check_a_failure_on_the_way_loses_nothing():
     for text in ("expandable_segments:False", "expandable_segments:True"):
-        for count in (1, 5, 60):
-            for error in (RuntimeError("broken"), KeyboardInterrupt(), MemoryError()):
+        for count in (1, 60):
+            for error in (RuntimeError("broken"), KeyboardInterrupt()):
                 with settings(text):
                     kept = fragmented(200, 1000)
                     wanted = requested()
