@@ -2,6 +2,8 @@
 
 import contextlib
 import dataclasses
+import gc
+import html
 import signal
 import sys
 import threading
@@ -16,6 +18,12 @@ _MIB = 1 << 20
 _MOST_WAVES = 400
 # A new layout of a group is looked for again when the last one brought less than planned, but not for ever.
 _MOST_ROUNDS = 3
+
+_TROUBLES = {
+    "disturbed": "others allocate at the same time, or this was called inside use_mem_pool()",
+    "full": "the device is full",
+    "interrupted": "interrupted",
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -83,7 +91,7 @@ class Compacted:
         return "\n".join(lines)
 
     def _repr_html_(self):
-        return f"<pre>{_escaped(str(self))}</pre>"
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 def compact(*, device=None, extra=None, dry_run=False) -> Compacted:
@@ -152,8 +160,8 @@ class _Compaction:
                 layout, rules = _layout.read(torch, self.device)
                 self.before = _usage(layout)
                 torch.cuda.empty_cache()
-                if found.graphs:
-                    self._skip_all(layout, found.graphs)
+                if graphs := _graphs(found, layout):
+                    self._skip_all(layout, graphs)
                 else:
                     layout, rules = _layout.read(torch, self.device)
                     self._match(layout, rules, found.storages)
@@ -199,7 +207,7 @@ class _Compaction:
         blocks = [block for group in layout.groups.values() for block in group.blocks]
         n_private = sum(counts[0] for counts in layout.private.values())
         size = sum(block.size for block in blocks) + sum(counts[1] for counts in layout.private.values())
-        where = ", ".join(_name(graph) for graph in graphs[:3])
+        where = ", ".join(graphs[:3])
         if len(graphs) > 3:
             where += f" and {len(graphs) - 3} more"
         reason = "a captured CUDA graph has addresses baked in, maybe theirs"
@@ -292,10 +300,9 @@ class _Compaction:
             if trouble is None:
                 continue
             shrink += 2
-            if shrink > 8 or (trouble == "disturbed" and layout.reserved_bytes >= reserved and shrink > 4):
-                self.note = "stopped early: " + (
-                    "other threads allocate at the same time" if trouble == "disturbed" else "the device is full"
-                )
+            is_useless = trouble == "disturbed" and shrink > 4 and layout.reserved_bytes >= reserved
+            if trouble == "interrupted" or is_useless or shrink > 8:
+                self.note = f"stopped early: {_TROUBLES[trouble]}"
                 break
         wanted = [_packing.plan(group, rules, None) for group in layout.groups.values()]
         self.n_left = sum(plan.n_blocks for plan in wanted if plan is not None)
@@ -307,6 +314,9 @@ class _Compaction:
         torch = self.torch
         relocation = Relocation(torch, self.device, rules)
         trouble = None
+        # Dead tensors in cycles would come free in the middle, and make holes that nobody has planned.
+        is_collecting = gc.isenabled()
+        gc.disable()
         try:
             for plan in plans:
                 relocation.carry_out(plan, self.streams.get(plan.group.stream), self.interrupt.check)
@@ -314,7 +324,11 @@ class _Compaction:
             trouble = "disturbed"
         except torch.cuda.OutOfMemoryError:
             trouble = "full"
+        except _Interrupted:
+            trouble = "interrupted"
         finally:
+            if is_collecting:
+                gc.enable()
             reserved = torch.cuda.memory_reserved(self.device)
             self.extra_bytes = max(self.extra_bytes, reserved - self.before.reserved_bytes)
             relocation.release()
@@ -375,8 +389,8 @@ class _Compaction:
         layout, rules = _layout.read(self.torch, self.device)
         self.before = _usage(layout)
         plans = []
-        if found.graphs:
-            self._skip_all(layout, found.graphs)
+        if graphs := _graphs(found, layout):
+            self._skip_all(layout, graphs)
         else:
             self._match(layout, rules, found.storages)
             plans = [_packing.plan(group, rules, None) for group in layout.groups.values()]
@@ -418,18 +432,22 @@ class _Streams:
         return list(self.by_handle.values())
 
 
+class _Interrupted(Exception):
+    pass
+
+
 class _Interrupt:
     def __init__(self):
         self.arrived = None
 
     def check(self):
         if self.arrived is not None:
-            raise KeyboardInterrupt
+            raise _Interrupted
 
 
 @contextlib.contextmanager
 def _deferred_interrupt():
-    """Ctrl-C between two moves and not inside one, where a plug could be forgotten."""
+    """Ctrl-C ends the work between two moves, and not inside one, where a plug could be forgotten."""
     interrupt = _Interrupt()
     previous = None
     is_deferred = threading.current_thread() is threading.main_thread()
@@ -442,16 +460,10 @@ def _deferred_interrupt():
     signal.signal(signal.SIGINT, lambda *arguments: setattr(interrupt, "arrived", arguments))
     try:
         yield interrupt
-    except KeyboardInterrupt:
-        if interrupt.arrived is None:
-            raise
-        signal.signal(signal.SIGINT, previous)
-        arrived, interrupt.arrived = interrupt.arrived, None
-        previous(*arrived)
-        raise
     finally:
         signal.signal(signal.SIGINT, previous)
         if interrupt.arrived is not None:
+            # It decides: Python's own handler raises KeyboardInterrupt, somebody else's may only take note.
             previous(*interrupt.arrived)
 
 
@@ -460,6 +472,15 @@ def _by_gain(layout):
         return sum(unit.size - unit.live_bytes for unit in group.units)
 
     return sorted(layout.groups.values(), key=stuck, reverse=True)
+
+
+def _graphs(found, layout):
+    """The names of captured graphs, and of what may be one."""
+    names = [_name(graph) for graph in found.graphs]
+    # The collector does not show frozen objects. The pool of a graph is (n, 0), a MemPool is (0, n).
+    if not names and gc.get_freeze_count() and any(pool[0] for pool in layout.private):
+        names.append("maybe among the objects that gc.freeze() hides")
+    return names
 
 
 def _usage(layout):
@@ -534,8 +555,6 @@ def _describe(storage):
 
 def _name(thing):
     """A name that a person knows an object by."""
-    import gc
-
     for holder in gc.get_referrers(thing):
         if not isinstance(holder, dict):
             continue
@@ -546,10 +565,11 @@ def _name(thing):
         if isinstance(module, str) and sys.modules.get(module) is not None and vars(sys.modules[module]) is holder:
             return f"{module}.{name}"
         return name
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            if frame.f_globals.get("__name__", "").partition(".")[0] != __package__:
+                for name, value in frame.f_locals.items():
+                    if value is thing:
+                        return f"{name} in {frame.f_code.co_name}()"
+            frame = frame.f_back
     return type(thing).__qualname__
-
-
-def _escaped(text):
-    import html
-
-    return html.escape(text)

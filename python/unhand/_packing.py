@@ -54,7 +54,8 @@ def plan(group: Group, rules: Rules, budget_bytes: int | None, done=frozenset())
     if budget_bytes is None or best.new_bytes <= budget_bytes:
         return best
     # Not all at once. First with the holes of what stays in the end, so that nothing moves twice.
-    final = best.units
+    largest = max([budget_bytes, *(hole.size for hole in group.holes)])
+    final = [unit for unit in best.units if all(block.need <= largest for block in unit.blocks)]
     part = _largest(group, rules, final, budget_bytes, set(map(id, final)), least_gain=0)
     if part is None:
         # Nothing fits there: the holes of units that will be emptied later have to serve.
@@ -67,7 +68,10 @@ def _candidates(group, rules, done):
     for unit in group.units:
         if unit.live_bytes >= unit.size:
             continue
-        if all(block.storage is not None and id(block.storage) not in done for block in unit.blocks):
+        if not all(block.storage is not None and id(block.storage) not in done for block in unit.blocks):
+            continue
+        # A page at the end of a block of many pages is not worth the copy of all of them.
+        if unit.size - unit.live_bytes > sum(block.need for block in unit.blocks) * _LEAST_GAIN:
             chosen.append(unit)
     # The emptiest first; of equal ones the highest, so that what stays is at low addresses.
     chosen.sort(key=lambda unit: (unit.live_bytes / unit.size, -unit.address))
