@@ -12,6 +12,8 @@ def device_index(device) -> int:
     import torch
 
     if isinstance(device, int):
+        if not 0 <= device < torch.cuda.device_count():
+            raise ValueError(f"no such device: `{device}` (there are {torch.cuda.device_count()})")
         return device
     device = torch.device("cuda" if device is None else device)
     if device.type != "cuda":
@@ -135,6 +137,11 @@ def _pool(pool, owners) -> str:
     if n_graphs:
         return f"pool {pool} of {n_graphs} CUDA graph" + ("s" if n_graphs > 1 else "")
     return f"pool {pool} of a torch.cuda.MemPool" if n_pools else f"private pool {pool}"
+
+
+def count(n) -> str:
+    """How many blocks, in words."""
+    return "1 block" if n == 1 else f"{n:,} blocks"
 
 
 def site_of(block) -> str | None:

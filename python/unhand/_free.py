@@ -31,6 +31,8 @@ class Freed:
     """Storages of the targets that were not touched, with who else needs them."""
     kept: tuple[Holder, ...]
     """Who holds what is still allocated, the largest first."""
+    unattributed_bytes: int
+    """Allocated bytes that stayed and that no Python object leads to, over all devices."""
     before: tuple[Ladder, ...]
     """The ladder of each device with a context, before anything was done."""
     after: tuple[Ladder, ...]
@@ -63,11 +65,13 @@ class Freed:
             if action.error or action.freed_bytes or (action.count and action.name != "synchronize"):
                 lines.append(f"  {action}")
         if self.shared:
-            lines.append("  not touched, because somebody else needs it (shared=True frees it all the same):")
+            lines.append("  not touched, because somebody else needs it:")
             lines += [f"  {line}" for holder in self.shared[:8] for line in str(holder).splitlines()]
         if self.kept:
             lines.append("  still held by")
             lines += [f"  {line}" for holder in self.kept[:8] for line in str(holder).splitlines()]
+        if self.unattributed_bytes:
+            lines.append(f"  {format_bytes(self.unattributed_bytes):>10}  unattributed: no Python object leads to it")
         return "\n".join(lines)
 
     def _repr_html_(self):
@@ -129,7 +133,7 @@ def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
         if not dry_run:
             actions += _let_go(devices)
         after = tuple(map(ladder, devices)) if not dry_run else before
-        kept = _kept()
+        kept, unattributed_bytes = _kept()
     return Freed(
         returned_bytes=sum(_difference(old, new, "device_used_bytes") for old, new in zip(before, after)),
         freed_bytes=(
@@ -140,6 +144,7 @@ def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
         n_storages=outcome.n_storages,
         shared=outcome.shared,
         kept=kept,
+        unattributed_bytes=unattributed_bytes,
         before=before,
         after=after,
         actions=tuple(actions),
@@ -238,7 +243,12 @@ def _release_storages(torch, view, found):
             if not _guard.release(torch, wrapper, _message(storage)):
                 _replace(torch, storage)
             del wrapper
-        for cdata in found.storages:
+        for cdata in found.over_the_same:
+            storage = view.storages[cdata]
+            wrapper = storage.wrapper()
+            if wrapper is not None:
+                _guard.forbid(torch, wrapper, _message(storage))
+        for cdata in [*found.storages, *found.over_the_same]:
             for tensor in view.storages[cdata].tensors:
                 _guard.mark(torch, tensor)
         for tensor in found.with_graph:
@@ -300,14 +310,15 @@ def _shared_holders(view, found) -> tuple[Holder, ...]:
                 n_storages=len(storages),
                 device=view.storages[storages[0]].device,
                 is_alone=False,
-                advice=f"Not touched: {reason}.",
+                advice=f"Not touched: {reason}" + ("." if "graph" in reason else "; shared=True frees it all the same."),
             )
         )
     return tuple(sorted(shown, key=lambda holder: -holder.bytes))
 
 
-def _kept() -> tuple[Holder, ...]:
-    """Who holds what is still allocated."""
+def _kept() -> tuple[tuple[Holder, ...], int]:
+    """Who holds what is still allocated, and the bytes that nobody in Python leads to."""
     found = _see.report(limit=20)
     holders = [holder for device in found.devices for holder in device.holders]
-    return tuple(sorted(holders, key=lambda holder: -holder.bytes)[:20])
+    kept = tuple(sorted(holders, key=lambda holder: -holder.bytes)[:20])
+    return kept, sum(device.unattributed_bytes for device in found.devices)

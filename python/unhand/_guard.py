@@ -42,6 +42,11 @@ def release(torch, storage, message) -> bool:
     return True
 
 
+def forbid(torch, storage, message):
+    """Guard a storage whose memory another storage gave back, so that its tensors raise as well."""
+    torch._C._set_storage_data_ptr_access_error_msg(storage._cdata, _MARK + message)
+
+
 def mark(torch, tensor):
     """Give a tensor whose storage was released a class that says so in its `repr` and raises `FreedError`.
 

@@ -119,7 +119,7 @@ class Holders:
         # What native code has besides is no help to somebody who has names to go by; that there is more is said.
         named = tuple(text for text in texts if not text.startswith("("))
         texts = named or texts
-        name = _to_name(texts[0])
+        name = to_name(texts[0])
         if best.kind == "optimizer state":
             name = name.removesuffix(".state")
         return Holder(
@@ -206,8 +206,11 @@ class Holders:
         else:
             where = 0 if name.startswith("__main__.") else 1
         # A module says what its parameters are for, an optimizer only lists them.
-        is_listed = kind in ("parameters", "gradients") and not any(step.role in ("parameter", "buffer") for step in steps)
-        return (where, _kinds.RANK.get(kind, 9), is_listed)
+        is_key = any(step.role == "as key" for step in steps)
+        is_listed = kind in ("parameters", "gradients") and not any(
+            step.role in ("parameter", "buffer") for step in steps
+        )
+        return (where, is_key, _kinds.RANK.get(kind, 9), is_listed)
 
     def _parts(self, owners, parts, above) -> tuple[Part, ...]:
         """The pieces of a holding with one owner, by what follows the path that the holder has."""
@@ -230,11 +233,14 @@ class Holders:
         return tuple(shown[:8])
 
 
-def _to_name(path) -> str:
-    """What to write in a call to name the holder: a variable without the module it is in."""
+def to_name(path) -> str:
+    """What to write in a call to name the holder: a variable, without the module it is in, as far as it can be typed."""
     if " local `" in path:
         return path.split(" local `", 1)[1].split("`", 1)[0]
-    return path.removeprefix("__main__.")
+    name = path.removeprefix("__main__.")
+    for mark in (" ", "[<", "[key", "[cached", ".<", "{…}", "…"):
+        name = name.split(mark, 1)[0]
+    return name or "it"
 
 
 def _type_of(thing) -> str:

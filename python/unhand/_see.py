@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass
 
 from unhand import _allocator, _blocks, _heap, _kinds
-from unhand._holders import Holder, Holders
+from unhand._holders import Holder, Holders, to_name
 from unhand._native import format_bytes
 from unhand._ladder import Ladder, ladder
 
@@ -55,7 +55,7 @@ class DeviceReport:
             if _allocator.objects_are_frozen():
                 lines.append(f"{'':14}gc.freeze() hides dead cycles: unhand.free() looks among the frozen objects")
             for site in self.unattributed:
-                lines.append(f"{'':14}{format_bytes(site.bytes):>10}  {site.place}  ({site.n_blocks:,} blocks)")
+                lines.append(f"{'':14}{format_bytes(site.bytes):>10}  {site.place}  ({_blocks.count(site.n_blocks)})")
         return "\n".join(lines)
 
 
@@ -101,7 +101,9 @@ def report(device=None, *, limit=20) -> Report:
     bytes. ValueError for a device that is no CUDA device. Nothing is changed and nothing kept: no peak counter, no
     context, no reference.
     """
-    wanted = _allocator.devices() if device is None else [_blocks.device_index(device)]
+    wanted = _allocator.devices()
+    if device is not None and wanted:
+        wanted = [index for index in wanted if index == _blocks.device_index(device)]
     if not wanted:
         return Report(())
     with looking():
@@ -350,7 +352,7 @@ def _holders_of(view, x, limit) -> HolderList:
             text = start + reference.text.removeprefix(reference.names[0])
             frees = retained.get((anchor, child), 0) if len(reference.names) == 1 else 0
             is_alone = len(owners) == 1 and len(reference.names) == 1
-            advice = _kinds.advice(reference.kind, text, len(owners), name, is_alone)
+            advice = _kinds.advice(reference.kind, text, len(owners), to_name(text), is_alone)
             items.append((reference.n_steps, Holder(text, (text,), reference.kind, reference.type, frees, 0, None, is_alone, advice)))
     items.sort(key=lambda item: item[0])
     return HolderList(name, n_bytes, tuple(holder for _, holder in items[:limit]))

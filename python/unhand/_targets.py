@@ -33,6 +33,8 @@ class Belongings:
     """Tensors of the targets on which a graph hangs, on whatever device they are."""
     graph_bytes: int = 0
     """Allocated bytes that only those graphs keep."""
+    over_the_same: list[int] = field(default_factory=list)
+    """Other storages over the blocks of those, from DLPack for example."""
     storages_set: set[int] = field(default_factory=set)
     """The same, to look up."""
     shared: list[tuple[int, str, list[int]]] = field(default_factory=list)
@@ -54,6 +56,8 @@ class Targets:
         self._graphs = self._instances(kinds, "torch.cuda", "CUDAGraph")
         self.outside = view.graph.reachable([_heap.ROOT], self.starts)
         """What can be reached without going through a target."""
+        self._named = view.graph.reachable([_heap.ROOT], [*self.starts, *view.graph_nodes])
+        """The same, and without going through a graph of autograd: what somebody refers to by a name."""
 
     def _node(self, target):
         node = self.view.heap.node(target)
@@ -89,10 +93,12 @@ class Targets:
             of_storages.setdefault(self.view.tensor_storages[node], []).append(node)
         for node, cdata in self._bare_storages(inside):
             of_storages.setdefault(cdata, [])
+        # By block and not by storage: what came through DLPack is another storage over the same memory.
         aliases: dict[int, list[int]] = {}
+        blocks = {self._block(cdata) for cdata in of_storages}
         for node, cdata in self.view.tensor_storages.items():
-            if cdata in of_storages and node not in found.tensors and node in self.outside:
-                aliases.setdefault(cdata, []).append(node)
+            if self._block(cdata) in blocks and node not in found.tensors and node in self._named:
+                aliases.setdefault(self._block(cdata), []).append(node)
         for cdata, nodes in of_storages.items():
             storage = self.view.storages[cdata]
             reason = None
@@ -102,8 +108,8 @@ class Targets:
                 reason, others = "a CUDA graph may use its address; name the graph as well to free both", graphs
             elif shared:
                 pass
-            elif cdata in aliases:
-                reason, others = "another tensor shares its memory", aliases[cdata]
+            elif self._block(cdata) in aliases:
+                reason, others = "another tensor shares its memory", aliases[self._block(cdata)]
             elif any(node in owners for node in nodes):
                 reason = "another module has the same parameter"
                 others = [owners[node] for node in nodes if node in owners]
@@ -115,6 +121,13 @@ class Targets:
                 found.storages.append(cdata)
             else:
                 found.shared.append((cdata, reason, others))
+        # Other storages over the same blocks lose their memory as well.
+        released = {self._block(cdata) for cdata in found.storages}
+        found.over_the_same = [
+            cdata
+            for cdata in self.view.storages
+            if cdata not in found.storages and self._block(cdata) in released
+        ]
         found.storages_set = set(found.storages)
         found.graph_bytes = self._graph_bytes(inside, found)
         return found
@@ -129,6 +142,11 @@ class Targets:
         reached = set(view.graph.reachable(starts, list(view.anchors)).list())
         blocks = [view.object(node) for node in view.block_nodes.values() if node in reached and node not in self.outside]
         return sum(block.bytes for block in blocks if block.address not in own)
+
+    def _block(self, cdata) -> int:
+        """The address that says which memory a storage is over."""
+        storage = self.view.storages[cdata]
+        return storage.block.address if storage.block is not None else storage.address
 
     def graphs_inside(self) -> list[int]:
         """Captured CUDA graphs among the targets."""
@@ -146,12 +164,25 @@ class Targets:
         inside |= set(view.graph.reachable(others, list(closed - set(others))).list())
         for node in (inside | set(self.starts)) & self._optimizers:
             inside |= self._of_optimizer(view.object(node), closed, inside)
+        inside -= self._keys_of_others(inside)
         for way in inside.intersection(view.base_ways):
             # A base that only its view keeps is a part of it; one that somebody else has is not.
             behind = set(view.graph.reachable([way], list(closed - {way})).list())
             if not any(node in self.outside for node in behind & view.tensor_storages.keys()):
                 inside |= behind
         return inside
+
+    def _keys_of_others(self, inside) -> set[int]:
+        """Tensors that are only keys of a dictionary among the targets, such as `optimizer.state`, and their gradients."""
+        view = self.view
+        keys = set()
+        for start in self.starts:
+            thing = view.object(start)
+            if isinstance(thing, dict):
+                keys |= {view.heap.node(key) for key in list(dict.keys(thing))}
+        keys = {node for node in keys if node in inside and node in self.outside and node in view.tensor_storages}
+        owners = {id(view.object(node)) for node in keys}
+        return keys | {node for node, owner in view.gradients.items() if id(owner) in owners}
 
     def _owners_of(self, starts) -> set[int]:
         """Objects that lead to modules and tensors of the targets, such as a trainer, but for the modules' own parts."""

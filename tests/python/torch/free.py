@@ -320,6 +320,41 @@ def check_arrays_of_other_libraries_are_left_alone():
     assert unhand.free(tensor).n_storages == 1
 
 
+def check_tensors_that_came_through_dlpack_are_left_alone():
+    tensor = big()
+    other = torch.from_dlpack(tensor)
+    freed = unhand.free(tensor)
+    assert freed.n_storages == 0 and "local `other`" in freed.shared[0].path, freed
+    other.add_(1)
+    unhand.free(tensor, shared=True)
+    raises(RuntimeError, lambda: other.add_(1), "unhand")
+    torch.zeros(4, device="cuda").add_(1)
+
+
+def check_looking_changes_nothing_of_what_is_freed():
+    def outcome(look):
+        model = Net().cuda()
+        loss = model(torch.randn(1024, 512, device="cuda")).sum()
+        if look:
+            unhand.report()
+            unhand.free(model, dry_run=True)
+        freed = unhand.free(model)
+        assert loss is not None
+        return freed.n_storages, len(freed.shared)
+
+    assert outcome(False) == outcome(True) == (6, 0), (outcome(False), outcome(True))
+
+
+def check_keys_of_the_state_are_not_freed():
+    leaf = big(requires_grad=True)
+    optimizer = torch.optim.Adam([leaf])
+    leaf.sum().backward()
+    optimizer.step()
+    unhand.free(optimizer.state)
+    leaf.detach().add_(1)
+    leaf.grad.add_(1)
+
+
 def check_other_threads_go_on():
     stop, errors = threading.Event(), []
 
