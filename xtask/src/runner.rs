@@ -90,7 +90,17 @@ fn steps(scope: Scope) -> Vec<Step> {
                         &["cargo", "build", "-p", "unhand-standin", "--quiet"],
                         &["python3", "tests/python/run.py", "--torch", "2.11.0"],
                         // The slow ones have been run: here it is about what differs between releases.
-                        &["python3", "tests/python/run.py", "--torch", "2.15.0", "see", "free", "ladder", "actions", "native"],
+                        &[
+                            "python3",
+                            "tests/python/run.py",
+                            "--torch",
+                            "2.15.0",
+                            "see",
+                            "free",
+                            "ladder",
+                            "actions",
+                            "native",
+                        ],
                     ],
                 )
             },

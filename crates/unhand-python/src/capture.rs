@@ -135,7 +135,7 @@ fn reference_count(object: usize) -> u32 {
     // SAFETY: the object is alive.
     let count = unsafe { ffi::Py_REFCNT(object as *mut ffi::PyObject) };
     // Since 3.12 the count has 32 bits, with flags beside them; immortal objects have a count no real one reaches.
-    let low = (count as u64 & 0xffff_ffff) as u32;
+    let low = u32::try_from(count & 0xffff_ffff).unwrap_or(IMMORTAL);
     if low >= 1 << 30 { IMMORTAL } else { low }
 }
 

@@ -20,6 +20,9 @@ pub(crate) struct Heap {
 /// Owners, whether there are more, targets, bytes, parts: see [`HeapGraph::holdings`].
 type Holding = (Vec<(u32, u32)>, bool, Vec<u32>, u64, Vec<(u32, Option<u32>, u64, u32)>);
 
+/// Holdings, targets nobody holds, and what each owner holds alone.
+type Holdings = (Vec<Holding>, Vec<u32>, Vec<(u32, u32, u64)>);
+
 /// A heap with everything added, ready for questions.
 #[pyclass(module = "unhand._native", frozen)]
 pub(crate) struct HeapGraph {
@@ -52,7 +55,7 @@ impl Nodes {
     }
 }
 
-fn error(error: unhand_heap::Error) -> PyErr {
+fn error(error: &unhand_heap::Error) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }
 
@@ -138,7 +141,7 @@ impl Heap {
             let graph = graph.with_edges(n_nodes, &native)?.without_edges_into(&cut, ROOT);
             Ok(HeapGraph { graph, backwards: OnceLock::new(), anchors, roots })
         })
-        .map_err(error)
+        .map_err(|cause| error(&cause))
     }
 }
 
@@ -165,7 +168,7 @@ impl HeapGraph {
         &self,
         py: Python<'_>,
         targets: Vec<(u32, u64)>,
-    ) -> (Vec<Holding>, Vec<u32>, Vec<(u32, u32, u64)>) {
+    ) -> Holdings {
         let answer = py.detach(|| {
             let question =
                 Question { graph: &self.graph, root: ROOT, anchors: &self.anchors, targets: &targets };
@@ -207,7 +210,6 @@ impl HeapGraph {
     }
 
     /// A shortest path from each of `starts` to `end`, both included; None where there is none.
-    #[expect(clippy::needless_pass_by_value, reason = "how an argument arrives from Python")]
     fn paths_to(&self, py: Python<'_>, end: u32, starts: Vec<u32>) -> Vec<Option<Vec<u32>>> {
         py.detach(|| {
             let paths = Paths::from(self.backwards(), end);
