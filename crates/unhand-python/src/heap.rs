@@ -164,11 +164,7 @@ impl HeapGraph {
     /// is a pair (anchor, child) and a part is (node, index of its parent, bytes, targets); the targets nobody holds;
     /// and for each owner, as (anchor, child, bytes), what it holds alone.
     #[expect(clippy::needless_pass_by_value, reason = "how an argument arrives from Python")]
-    fn holdings(
-        &self,
-        py: Python<'_>,
-        targets: Vec<(u32, u64)>,
-    ) -> Holdings {
+    fn holdings(&self, py: Python<'_>, targets: Vec<(u32, u64)>) -> Holdings {
         let answer = py.detach(|| {
             let question =
                 Question { graph: &self.graph, root: ROOT, anchors: &self.anchors, targets: &targets };
