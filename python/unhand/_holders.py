@@ -71,7 +71,8 @@ def _count(holder) -> str:
 
 
 def _what(holder) -> str:
-    return f"  ({holder.type}, {_count(holder)})" if holder.type else f"  ({_count(holder)})"
+    words = ", ".join(word for word in (holder.type, _count(holder) if holder.n_storages else "") if word)
+    return f"  ({words})" if words else ""
 
 
 @dataclass(slots=True)
