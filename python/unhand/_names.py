@@ -132,11 +132,9 @@ def _names_of(owner, target, further):
     if isinstance(owner, types.FrameType):
         if owner.f_back is target:
             return ".f_back", "frame", 1
-        name = _local_of(owner, target)
-        if name == "?" and type(target) is dict and further is not None:
-            # What `f_locals` left in the frame when somebody looked at it.
+        if type(target) is dict and further is not None and _is_left_by_locals(owner, target):
             return f" local `{_key_of(target, further)}`", "frame", 2
-        return f" local `{name}`", "frame", 1
+        return f" local `{_local_of(owner, target)}`", "frame", 1
     if isinstance(owner, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
         return _of_generator(owner, target)
     if isinstance(owner, BaseException):
@@ -254,6 +252,15 @@ def _of_generator(generator, target):
     if target is waits_for:
         return ".<waits for>", word, 1
     return (f" local `{_local_of(frame, target)}`" if frame is not None else " local"), word, 1
+
+
+def _is_left_by_locals(frame, names) -> bool:
+    """Whether a dictionary is what `f_locals` left in a frame when somebody looked at it (up to Python 3.12).
+
+    Told by its keys: to look at `f_locals` again would bring it up to date, and so change what it holds.
+    """
+    code = frame.f_code
+    return bool(names) and set(names) <= {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
 
 
 def _local_of(frame, value):

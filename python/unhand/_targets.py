@@ -4,7 +4,7 @@ import types
 import weakref
 from dataclasses import dataclass, field
 
-from unhand import _heap
+from unhand import _allocator, _heap
 
 # Behind these lies somebody else's: the namespace of a function, the instance of a method, a whole class.
 _CLOSED = (
@@ -256,6 +256,11 @@ class Targets:
         return alive
 
     def _unknown_aliases(self, storage) -> bool:
-        """Whether more refer to a storage than tensors and wrappers that are known: DLPack, C++."""
+        """Whether more refer to a storage than tensors and wrappers that are known: DLPack, C++.
+
+        Among frozen objects there may be some that cannot be seen, so the count says nothing then.
+        """
+        if _allocator.objects_are_frozen():
+            return False
         count = getattr(self.torch._C, "_storage_Use_Count", None)
         return count is not None and count(storage.cdata) > storage.n_known_aliases

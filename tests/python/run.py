@@ -6,7 +6,7 @@ usage: run.py [--torch VERSION]... [WORD...]
 Each script runs in a process of its own and closes with a line "N passed, M failed"; a script that ends without one
 counts as a failure. Words choose scripts by a part of their names. The package is the one in python/, with the module
 that `cargo xtask module` puts there. --torch needs what tests/standin/fetch.py installs, and looks where
-UNHAND_STANDIN_CACHE says.
+UNHAND_STANDIN_CACHE says. A line `# stand-in: NAME=VALUE` in a script sets a variable for it.
 """
 
 import argparse
@@ -24,6 +24,7 @@ CACHE = Path(os.environ.get("UNHAND_STANDIN_CACHE") or ROOT / "tests/standin/cac
 # `bench.py`, which all scripts share, is there.
 PATH = [ROOT / "python", ROOT / "tests/standin"]
 CLOSING = re.compile(r"^\d+ passed, (\d+) failed$", re.MULTILINE)
+SETTING = re.compile(r"^# stand-in: (\w+)=(\S+)$", re.MULTILINE)
 TIMEOUT_S = 900
 
 
@@ -89,6 +90,8 @@ def invocation(script, release):
             sys.exit(f"run.py: torch {release} is not in {CACHE}: run tests/standin/fetch.py {release}")
         path = [torch, CACHE / "packages", CACHE / "checks", *path]
         command = [str(launcher()), "--torch", str(torch / "torch"), "--", *command]
+        # A script may need a machine of its own kind: `# stand-in: UNHAND_STANDIN_DEVICES=3`.
+        environment.update(SETTING.findall(script.read_text(encoding="utf-8")))
     else:
         # Beside these scripts is a folder named torch, which is not PyTorch.
         environment["PYTHONSAFEPATH"] = "1"

@@ -113,7 +113,7 @@ def main():
     runnable = [scenario for scenario in scenarios if scenario.not_run is None]
     # Two devices on the stand-in. A forked child asks for them first, so that they are set in time.
     os.environ.setdefault("UNHAND_STANDIN_DEVICES", "2")
-    import checks
+    import _checks as checks
 
     n_failed = n_skipped = 0
     for scenario, result in in_children(runnable, lambda each: checks.run(each, arguments.no_unhand), arguments.jobs):
@@ -126,7 +126,8 @@ def main():
             print(f"skip {scenario.place} {scenario.title}: {result['skipped']}", flush=True)
     n_passed = len(runnable) - n_failed - n_skipped
     n_listed = len(scenarios) - len(runnable)
-    print(f"{n_passed} passed, {n_failed} failed, {n_skipped} skipped, {n_listed} listed but not run")
+    print(f"{n_skipped} skipped, {n_listed} listed but not run")
+    print(f"{n_passed} passed, {n_failed} failed")
     return 1 if n_failed or not runnable else 0
 
 

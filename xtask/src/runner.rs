@@ -96,7 +96,6 @@ fn steps(scope: Scope) -> Vec<Step> {
                             "--torch",
                             "2.15.0",
                             "see",
-                            "free",
                             "ladder",
                             "actions",
                             "native",

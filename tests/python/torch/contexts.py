@@ -3,6 +3,8 @@
 Run it with UNHAND_STANDIN_DEVICES=3. Work is on cuda:1; the current device is cuda:0.
 """
 
+# stand-in: UNHAND_STANDIN_DEVICES=3
+
 import os
 import sys
 import threading
