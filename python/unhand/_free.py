@@ -6,15 +6,18 @@ import time
 import types
 from dataclasses import dataclass
 
-from unhand import _actions, _allocator, _guard, _heap, _see
+from unhand import _actions, _guard, _heap, _see
 from unhand._holders import Holder, Holders
-from unhand._ladder import Ladder, ladder
+from unhand._ladder import Ladder, ladders
 from unhand._native import format_bytes
 from unhand._targets import Targets
 from unhand.errors import CaptureError, Error
 
 _turn = threading.Lock()
 """One `free` at a time."""
+
+_KEPT = 20
+"""How many holders of what stays are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +122,22 @@ def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
     started = time.perf_counter()
     targets = tuple(target for target in targets if target is not None)
     with _turn:
-        if _allocator.is_capturing():
+        scene = _actions.scene()
+        if scene.is_capturing:
             raise CaptureError("a CUDA graph is being captured: call unhand.free() before or after the capture")
-        devices = _allocator.devices()
-        before = tuple(map(ladder, devices))
-        actions = [] if dry_run else [_actions.tracebacks(), _actions.collect()]
-        if compile_caches and not dry_run:
-            actions.append(_actions.compile_caches())
+        before = ladders()
+        actions = []
         if not dry_run:
-            actions.append(_actions.synchronize())
+            actions += [_actions.tracebacks(), _actions.collect()]
+            if compile_caches:
+                actions.append(_actions.compile_caches(scene))
+            actions.append(_actions.synchronize(scene))
         outcome = _release(targets, shared, dry_run, actions)
         del targets
         if not dry_run:
-            actions += _let_go(devices)
-        after = tuple(map(ladder, devices)) if not dry_run else before
-        kept, unattributed_bytes = _kept()
+            actions += _let_go([ladder.device for ladder in before])
+        report = _see.report(limit=_KEPT)
+        after = before if dry_run else tuple(device.ladder for device in report.devices)
     return Freed(
         returned_bytes=sum(_difference(old, new, "device_used_bytes") for old, new in zip(before, after)),
         freed_bytes=(
@@ -143,8 +147,8 @@ def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
         ),
         n_storages=outcome.n_storages,
         shared=outcome.shared,
-        kept=kept,
-        unattributed_bytes=unattributed_bytes,
+        kept=_see.by_bytes(report)[:_KEPT],
+        unattributed_bytes=sum(device.unattributed_bytes for device in report.devices),
         before=before,
         after=after,
         actions=tuple(actions),
@@ -160,9 +164,12 @@ def _difference(before, after, name) -> int:
 
 def _let_go(devices) -> list:
     """Everything that gives memory back without anybody's name: in an order in which each makes the next worth it."""
-    done = [_actions.collect(), _actions.workspaces(), _actions.autocast_cache()]
-    done += [_actions.fft_plans(device) for device in devices]
-    done += [_actions.ipc(), _actions.pinned_host_cache(), _actions.empty_cache()]
+    done = [_actions.collect()]
+    # Once for all: to look for graphs is to go through all objects.
+    scene = _actions.scene()
+    done += [_actions.workspaces(scene), _actions.autocast_cache(scene)]
+    done += [_actions.fft_plans(device, scene) for device in devices]
+    done += [_actions.ipc(scene), _actions.pinned_host_cache(scene), _actions.empty_cache(scene)]
     return done
 
 
@@ -181,7 +188,7 @@ def _release(targets, shared, dry_run, actions) -> _Outcome:
         return _Outcome()
     if targets and not _guard.is_available(torch):
         raise Error(f"torch {torch.__version__} cannot guard a freed tensor; delete the references that unhand.holders() names")
-    with _see.looking():
+    with _see.looking:
         view = _heap.View(targets, [targets])
         try:
             if not dry_run:
@@ -233,7 +240,7 @@ def _release_storages(torch, view, found):
     with torch._C.DisableTorchFunctionSubclass():
         for node, tensor in found.tensors.items():
             owner = view.gradients.get(node)
-            if owner is not None and view.tensor_storages[node] in found.storages_set:
+            if owner is not None and view.tensor_storages[node] in found.storages:
                 owner.grad = None
         for cdata in found.storages:
             storage = view.storages[cdata]
@@ -314,11 +321,3 @@ def _shared_holders(view, found) -> tuple[Holder, ...]:
             )
         )
     return tuple(sorted(shown, key=lambda holder: -holder.bytes))
-
-
-def _kept() -> tuple[tuple[Holder, ...], int]:
-    """Who holds what is still allocated, and the bytes that nobody in Python leads to."""
-    found = _see.report(limit=20)
-    holders = [holder for device in found.devices for holder in device.holders]
-    kept = tuple(sorted(holders, key=lambda holder: -holder.bytes)[:20])
-    return kept, sum(device.unattributed_bytes for device in found.devices)

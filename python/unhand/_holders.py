@@ -86,6 +86,15 @@ class _Reference:
     rank: tuple
     n_steps: int
 
+    def texts(self) -> list[str]:
+        """The text once for each name of the variable."""
+        rest = self.text.removeprefix(self.names[0])
+        return [name + rest for name in self.names]
+
+    def order(self) -> tuple:
+        """What to sort by: the reference that names best comes first."""
+        return (*self.rank, self.n_steps, self.text)
+
 
 class Holders:
     """Makes holders of the holdings of one view."""
@@ -110,12 +119,9 @@ class Holders:
             # Every path was lost between two questions: the heap is one moment, the objects go on.
             anchor, child = owners[0]
             found = [self._reference(anchor, child, [([child], 0)], [])]
-        found.sort(key=lambda reference: (*reference.rank, reference.n_steps, reference.text))
+        found.sort(key=_Reference.order)
         best = found[0]
-        texts = [name + best.text.removeprefix(best.names[0]) for name in best.names]
-        for other in found[1:]:
-            texts += [name + other.text.removeprefix(other.names[0]) for name in other.names]
-        texts = tuple(dict.fromkeys(texts))
+        texts = tuple(dict.fromkeys(text for reference in found for text in reference.texts()))
         is_alone = len(texts) == 1
         # What native code has besides is no help to somebody who has names to go by; that there is more is said.
         named = tuple(text for text in texts if not text.startswith("("))
@@ -138,24 +144,19 @@ class Holders:
 
     def name(self, node) -> tuple[str, str] | None:
         """The best reference to a node, as (path, kind); None where none is found."""
-        held, _, _ = self.view.graph.holdings([(node, 1)])
-        if not held:
+        _, references = self.references_to(node)
+        if not references:
             return None
-        owners = held[0][0]
-        paths = self.view.graph.paths_to(node, [child for _, child in owners])
-        found = [
-            self.reference(anchor, child, path)
-            for (anchor, child), path in zip(owners, paths)
-            if path is not None
-        ]
-        if not found:
-            return None
-        best = min(found, key=lambda reference: (*reference.rank, reference.n_steps, reference.text))
+        best = min((reference for _, reference in references), key=_Reference.order)
         return best.text, best.kind
 
-    def reference(self, anchor, child, path) -> _Reference:
-        """The reference that one path begins with."""
-        return self._reference(anchor, child, [(path, 1)], [])
+    def references_to(self, node) -> tuple[list, list]:
+        """The owners of one node, and as (owner, reference) those to which a path was found."""
+        held, _, _ = self.view.graph.holdings([(node, 1)])
+        owners = held[0][0] if held else []
+        paths = self.view.graph.paths_to(node, [child for _, child in owners])
+        found = [(owner, path) for owner, path in zip(owners, paths) if path is not None]
+        return owners, [(owner, self._reference(*owner, [(path, 1)], [])) for owner, path in found]
 
     def _samples(self, targets):
         """A few targets that stand for all, the largest: the paths to them decide the kind."""
@@ -165,14 +166,9 @@ class Holders:
         """Nodes that stand for all targets: what the paths to them have in common leads to all."""
         if len(targets) == 1:
             return targets
-        tops = [index for index, part in enumerate(parts) if part[1] is None]
-        if len(tops) == 1 and any(part[1] == tops[0] for part in parts):
-            # One object leads to all of them: the paths to what lies right below it have just that in common.
-            shown = [part for part in parts if part[1] == tops[0]]
-        else:
-            shown = [parts[index] for index in tops]
-        if shown:
-            return [part[0] for part in shown[:_ENDS]]
+        pieces = _pieces(parts)
+        if pieces:
+            return [part[0] for part in pieces[:_ENDS]]
         return targets[:: max(1, len(targets) // _ENDS)]
 
     def _reference(self, anchor, child, whole, ends) -> _Reference:
@@ -217,11 +213,10 @@ class Holders:
         """The pieces of a holding with one owner, by what follows the path that the holder has."""
         (anchor, child), = owners
         shown = []
-        tops = [index for index, part in enumerate(parts) if part[1] is None]
-        inner = [part for part in parts if len(tops) > 1 and part[1] is None or len(tops) == 1 and part[1] == tops[0]]
-        if len(inner) < 2:
+        pieces = _pieces(parts)
+        if len(pieces) < 2:
             return ()
-        for node, _, n_bytes, n_targets in inner:
+        for node, _, n_bytes, n_targets in pieces:
             path, = self.view.graph.paths_to(node, [child])
             if path is None:
                 continue
@@ -232,6 +227,13 @@ class Holders:
             # Names that do not tell them apart, as those of an optimizer's parameters, explain nothing.
             return ()
         return tuple(shown[:8])
+
+
+def _pieces(parts) -> list:
+    """The parts that a holding consists of: below the one object that leads to all of it, or the topmost ones."""
+    tops = [index for index, part in enumerate(parts) if part[1] is None]
+    below = [part for part in parts if part[1] == tops[0]] if len(tops) == 1 else []
+    return below or [parts[index] for index in tops]
 
 
 def to_name(path) -> str:

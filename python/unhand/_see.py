@@ -8,12 +8,8 @@ from unhand._holders import Holder, Holders, to_name
 from unhand._native import format_bytes
 from unhand._ladder import Ladder, ladder
 
-_look = threading.Lock()
-
-
-def looking():
-    """The turn of one look at the heap: two at once would see each other."""
-    return _look
+looking = threading.Lock()
+"""The turn of one look at the heap: two at once would see each other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +102,7 @@ def report(device=None, *, limit=20) -> Report:
         wanted = [index for index in wanted if index == _blocks.device_index(device)]
     if not wanted:
         return Report(())
-    with looking():
+    with looking:
         view = _heap.View()
         try:
             return Report(tuple(_device_report(view, index, limit) for index in wanted))
@@ -115,7 +111,7 @@ def report(device=None, *, limit=20) -> Report:
 
 
 def _device_report(view, device, limit) -> DeviceReport:
-    found = explain(view, device)
+    found = Explanation(view, device)
     holders = sorted(found.holders(limit), key=lambda holder: -holder.bytes)
     shown = tuple(holders[:limit])
     explained = sum(holder.bytes for holder in holders) + found.more_bytes
@@ -264,9 +260,10 @@ def _by_sort(view, holdings):
             yield owners, more, nodes, sum(view.object(node).bytes for node in nodes), []
 
 
-def explain(view, device) -> Explanation:
-    """Who holds the blocks of a device, from a view that is open."""
-    return Explanation(view, device)
+def by_bytes(report) -> tuple[Holder, ...]:
+    """The holders on all devices together, the largest first."""
+    found = [holder for device in report.devices for holder in device.holders]
+    return tuple(sorted(found, key=lambda holder: -holder.bytes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,11 +312,8 @@ def holders(x=None, *, limit=20) -> HolderList:
     `limit` are returned. Nothing is changed and nothing kept.
     """
     if x is None:
-        found = report(limit=limit)
-        items = [holder for device in found.devices for holder in device.holders]
-        items.sort(key=lambda holder: -holder.bytes)
-        return HolderList("all GPU memory", None, tuple(items[:limit]))
-    with looking():
+        return HolderList("all GPU memory", None, by_bytes(report(limit=limit))[:limit])
+    with looking:
         view = _heap.View([x])
         try:
             return _holders_of(view, x, limit)
@@ -333,24 +327,15 @@ def _holders_of(view, x, limit) -> HolderList:
     if node is None:
         raise TypeError(f"Python does not track who refers to a {name}: ask about an object that contains it")
     closed = list(view.anchors)
-    block_of = {node: n_bytes for node, n_bytes in view.weights()}
+    block_of = dict(view.weights())
     reached = view.graph.reachable([node], closed).list()
     n_bytes = sum(block_of.get(found, 0) for found in reached)
-    held, _, _ = view.graph.holdings([(node, 1)])
-    if not held:
-        return HolderList(name, n_bytes, ())
-    owners = held[0][0]
-    makers = Holders(view)
-    retained = _freed_by(view, owners, [(found, block_of[found]) for found in reached if found in block_of])
+    owners, references = Holders(view).references_to(node)
+    retained = _freed_by(view, [(found, block_of[found]) for found in reached if found in block_of])
     items = []
-    paths = view.graph.paths_to(node, [child for _, child in owners])
-    for (anchor, child), path in zip(owners, paths):
-        if path is None:
-            continue
-        reference = makers.reference(anchor, child, path)
-        for start in reference.names:
-            text = start + reference.text.removeprefix(reference.names[0])
-            frees = retained.get((anchor, child), 0) if len(reference.names) == 1 else 0
+    for owner, reference in references:
+        for text in reference.texts():
+            frees = retained.get(owner, 0) if len(reference.names) == 1 else 0
             is_alone = len(owners) == 1 and len(reference.names) == 1
             advice = _kinds.advice(reference.kind, text, len(owners), to_name(text), is_alone)
             items.append((reference.n_steps, Holder(text, (text,), reference.kind, reference.type, frees, 0, None, is_alone, advice)))
@@ -358,7 +343,7 @@ def _holders_of(view, x, limit) -> HolderList:
     return HolderList(name, n_bytes, tuple(holder for _, holder in items[:limit]))
 
 
-def _freed_by(view, owners, weights):
+def _freed_by(view, weights):
     """What each owner holds alone, by owner."""
     _, _, retained = view.graph.holdings(weights)
-    return {(anchor, child): n_bytes for anchor, child, n_bytes in retained if (anchor, child) in set(owners)}
+    return {(anchor, child): n_bytes for anchor, child, n_bytes in retained}

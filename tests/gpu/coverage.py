@@ -171,10 +171,10 @@ def details():
     """What the report is made of: bytes by rule, and each block that has no name."""
     from unhand import _heap, _see
 
-    with _see.looking():
+    with _see.looking:
         view = _heap.View()
         try:
-            found = _see.explain(view, 0)
+            found = _see.Explanation(view, 0)
             by_rule = collections.Counter()
             for block in found.nameless:
                 if block.address in found.known:
