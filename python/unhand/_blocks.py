@@ -96,8 +96,7 @@ def _bucket_bytes(view, device) -> list[int]:
     if wrapper is None:
         return []
     sizes = []
-    kinds = [kind for kind, _ in view.heap.types() if wrapper in type.__dict__["__mro__"].__get__(kind)]
-    for node in view.heap.instances(kinds):
+    for node in view.instances_of(wrapper):
         try:
             parallel = view.heap.object(node)
             if device not in {parameter.device.index for parameter in parallel.parameters()}:

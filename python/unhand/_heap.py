@@ -40,10 +40,11 @@ class View:
     A view refers to every object in it. Keep it for as short a time as possible, and call `close()`.
     """
 
-    def __init__(self, seeds=(), skip=(), *, weigh_host=False):
+    def __init__(self, seeds=(), skip=()):
         self.frames = _frames.running()
         self.heap = _capture(self.frames, [*seeds, *skip], [*skip, seeds, self])
         self.torch = sys.modules.get("torch")
+        self._kinds = [kind for kind, _ in self.heap.types()]
         self.names: dict[tuple[int, int], str] = {}
         """Labels of edges that were added, by (from, to)."""
         self.added: list = []
@@ -70,10 +71,7 @@ class View:
         self.block_device: dict[int, int] = {}
         self.foreign: dict[int, list[int]] = {}
         """Address of a block to the arrays of other libraries that look into it."""
-        self.host_bytes: dict[int, int] = {}
-        """Bytes of storages in host memory by cdata, where they are asked for."""
         self._own: dict[int, int] = {}
-        self._weigh_host = weigh_host
         self._find_blocks()
         self._name_modules()
         self._name_classes()
@@ -109,6 +107,14 @@ class View:
         if label is not None:
             self.names.setdefault((start, end), label)
 
+    def instances_of(self, *bases) -> list[int]:
+        """The nodes of the objects whose class is one of these or inherits from one.
+
+        Told by the class itself and not with `isinstance`, which may run code of the object's.
+        """
+        mro = type.__dict__["__mro__"].__get__
+        return self.heap.instances([kind for kind in self._kinds if any(base in mro(kind) for base in bases)])
+
     def node(self, thing) -> int:
         """The node of an object; one is added for an object that appeared after the capture."""
         found = self.heap.node(thing)
@@ -136,10 +142,9 @@ class View:
                 self.edges.append((ROOT, of_module))
 
     def _name_classes(self):
-        kinds = [kind for kind, _ in self.heap.types() if type in type.__dict__["__mro__"].__get__(kind)]
         modules, anchors, object_of = sys.modules, self.anchors, self.heap.object
         # There are ten thousands of classes.
-        for node in self.heap.instances(kinds):
+        for node in self.instances_of(type):
             kind = object_of(node)
             try:
                 module, name = kind.__module__, kind.__qualname__
@@ -177,7 +182,7 @@ class View:
             self.segments[device] = look.segments(device) if look is not None else []
             for segment in self.segments[device]:
                 for block in segment.blocks:
-                    if block.state != "inactive":
+                    if block.state != _allocator.INACTIVE:
                         self.blocks[block.address] = block
                         self.block_device[block.address] = device
         self._starts = sorted(self.blocks)
@@ -192,15 +197,8 @@ class View:
 
     def _add_tensors(self):
         torch = self.torch
-        mro = type.__dict__["__mro__"].__get__
-        kinds = [kind for kind, _ in self.heap.types()]
-        of_tensors = [kind for kind in kinds if torch.Tensor in mro(kind)]
-        bases = tuple(
-            kind for kind in (getattr(torch, "UntypedStorage", None), getattr(torch, "TypedStorage", None)) if kind
-        )
-        of_storages = [kind for kind in kinds if any(base in mro(kind) for base in bases)]
         graphs = _autograd.Graph()
-        known = self.heap.instances(of_tensors)
+        known = self.instances_of(torch.Tensor)
         waiting = [(node, self.heap.object(node)) for node in known]
         seen = set(known)
         roots = []
@@ -225,8 +223,9 @@ class View:
                 roots.append((node, graphs.add(function)))
                 self.with_graph[node] = tensor
         self._add_graphs(graphs, roots, seen)
-        self._add_foreign_arrays(kinds, {*of_tensors, *of_storages})
-        for node in self.heap.instances(of_storages):
+        storages = self.instances_of(torch.UntypedStorage, torch.TypedStorage)
+        self._add_foreign_arrays({*known, *storages})
+        for node in storages:
             storage = self.heap.object(node)
             cdata = read_cdata(storage)
             if cdata in self.storages:
@@ -254,7 +253,6 @@ class View:
                     return
                 block = self.block_at(address)
                 if block is None and not tensor.is_cuda:
-                    self._add_host_storage(node, tensor, cdata)
                     return
                 storage = self._new_storage(cdata, address, block, tensor.device.index)
         except Exception:
@@ -294,12 +292,14 @@ class View:
         known.n_known_aliases += 1
         self._link_wrapper(node, cdata)
 
-    def _add_foreign_arrays(self, kinds, ours):
+    def _add_foreign_arrays(self, ours):
         """Arrays of other libraries over PyTorch's memory, as far as they tell where they look."""
         mro = type.__dict__["__mro__"].__get__
         word = "__cuda_array_interface__"
-        foreign = [kind for kind in kinds if kind not in ours and any(word in base.__dict__ for base in mro(kind))]
+        foreign = [kind for kind in self._kinds if any(word in base.__dict__ for base in mro(kind))]
         for node in self.heap.instances(foreign):
+            if node in ours:
+                continue
             try:
                 address = getattr(self.heap.object(node), word)["data"][0]
             except Exception:
@@ -312,13 +312,6 @@ class View:
     def _link_wrapper(self, node, cdata):
         """A storage and Python's object for it refer to each other: PyTorch keeps the object with the storage."""
         self.edges += [(node, self.storage_nodes[cdata]), (self.storage_nodes[cdata], node)]
-
-    def _add_host_storage(self, node, tensor, cdata):
-        if self._weigh_host and tensor.device.type == "cpu":
-            if cdata not in self.storage_nodes:
-                self.storage_nodes[cdata] = self.add(cdata)
-                self.host_bytes[cdata] = tensor.untyped_storage().nbytes()
-            self.edges.append((node, self.storage_nodes[cdata]))
 
     def _add_graphs(self, graphs, roots, seen):
         nodes = {key: self.node(step.function) for key, step in graphs.steps.items()}
@@ -348,10 +341,8 @@ class View:
         """The private pools that a CUDA graph or a `MemPool` of Python's owns: pool to the node of its owner."""
         C = getattr(self.torch, "_C", None)
         bases = [base for base in (getattr(C, "_MemPool", None), getattr(C, "_CUDAGraph", None)) if base is not None]
-        mro = type.__dict__["__mro__"].__get__
-        kinds = [kind for kind, _ in self.heap.types() if any(base in mro(kind) for base in bases)]
         owners = {}
-        for node in self.heap.instances(kinds):
+        for node in self.instances_of(*bases):
             owner = self.heap.object(node)
             try:
                 owners[tuple(owner.id if hasattr(owner, "id") else owner.pool())] = node

@@ -27,7 +27,7 @@ class Belongings:
 
     tensors: dict[int, object] = field(default_factory=dict)
     """Node to tensor."""
-    storages: list[int] = field(default_factory=list)
+    storages: set[int] = field(default_factory=set)
     """The storages to release, by cdata."""
     with_graph: list = field(default_factory=list)
     """Tensors of the targets on which a graph hangs, on whatever device they are."""
@@ -35,8 +35,6 @@ class Belongings:
     """Allocated bytes that only those graphs keep."""
     over_the_same: list[int] = field(default_factory=list)
     """Other storages over the blocks of those, from DLPack for example."""
-    storages_set: set[int] = field(default_factory=set)
-    """The same, to look up."""
     shared: list[tuple[int, str, list[int]]] = field(default_factory=list)
     """Storages that somebody else needs: cdata, why, and the nodes of those who do."""
 
@@ -47,13 +45,10 @@ class Targets:
     def __init__(self, view: "_heap.View", targets):
         self.view, self.torch = view, view.torch
         self.starts = [self._node(target) for target in targets]
-        mro = type.__dict__["__mro__"].__get__
-        kinds = [kind for kind, _ in view.heap.types()]
-        self._closed = {*view.anchors, *view.graph_nodes, *view.base_ways}
-        self._closed |= set(view.heap.instances([kind for kind in kinds if any(base in mro(kind) for base in _CLOSED)]))
-        self._optimizers = self._instances(kinds, "torch.optim", "Optimizer")
-        self._modules = self._instances(kinds, "torch.nn", "Module")
-        self._graphs = self._instances(kinds, "torch.cuda", "CUDAGraph")
+        self._closed = {*view.anchors, *view.graph_nodes, *view.base_ways, *view.instances_of(*_CLOSED)}
+        self._optimizers = set(view.instances_of(self.torch.optim.Optimizer))
+        self._modules = set(view.instances_of(self.torch.nn.Module))
+        self._graphs = set(view.instances_of(self.torch.cuda.CUDAGraph))
         self.outside = view.graph.reachable([_heap.ROOT], self.starts)
         """What can be reached without going through a target."""
         self._named = view.graph.reachable([_heap.ROOT], [*self.starts, *view.graph_nodes])
@@ -66,21 +61,9 @@ class Targets:
             raise TypeError(f"cannot free a {name}: name a tensor, a module, an optimizer, a container, or any object with tensors")
         return node
 
-    def _instances(self, kinds, module, name):
-        base = self.torch
-        for word in module.split(".")[1:]:
-            base = getattr(base, word, None)
-        base = getattr(base, name, None)
-        if base is None:
-            return set()
-        mro = type.__dict__["__mro__"].__get__
-        return set(self.view.heap.instances([kind for kind in kinds if base in mro(kind)]))
-
     def belongings(self, shared) -> Belongings:
         """The tensors of the targets, and what may be released of them; with `shared` all of it."""
         found = Belongings()
-        if self.torch is None:
-            return found
         inside = self._reached = self._inside()
         for node in inside:
             if node in self.view.tensor_storages:
@@ -118,7 +101,7 @@ class Targets:
             elif self._unknown_aliases(storage):
                 reason = "native code refers to it"
             if reason is None:
-                found.storages.append(cdata)
+                found.storages.add(cdata)
             else:
                 found.shared.append((cdata, reason, others))
         # Other storages over the same blocks lose their memory as well.
@@ -128,7 +111,6 @@ class Targets:
             for cdata in self.view.storages
             if cdata not in found.storages and self._block(cdata) in released
         ]
-        found.storages_set = set(found.storages)
         found.graph_bytes = self._graph_bytes(inside, found)
         return found
 
@@ -138,7 +120,7 @@ class Targets:
         starts = [node for node in view.with_graph if node in inside]
         if not starts:
             return 0
-        own = {view.storages[cdata].address for cdata in found.storages_set}
+        own = {view.storages[cdata].address for cdata in found.storages}
         reached = set(view.graph.reachable(starts, list(view.anchors)).list())
         blocks = [view.object(node) for node in view.block_nodes.values() if node in reached and node not in self.outside]
         return sum(block.bytes for block in blocks if block.address not in own)

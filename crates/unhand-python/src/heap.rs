@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use unhand_heap::{Dominators, Graph, NodeSet, Paths, Question, Roots, external_roots, holdings, reachable};
+use unhand_heap::{Dominators, Graph, NodeSet, Paths, Question, external_roots, holdings, reachable};
 
 use crate::capture::{Capture, ROOT};
 
@@ -30,7 +30,6 @@ pub(crate) struct HeapGraph {
     /// The same, each edge the other way round; made when it is first asked for.
     backwards: OnceLock<Graph>,
     anchors: Vec<u32>,
-    roots: Roots,
 }
 
 /// A set of nodes, which may be most of the heap: it stays out of Python until it is asked for.
@@ -139,7 +138,7 @@ impl Heap {
                 cut.insert(anchor);
             }
             let graph = graph.with_edges(n_nodes, &native)?.without_edges_into(&cut, ROOT);
-            Ok(HeapGraph { graph, backwards: OnceLock::new(), anchors, roots })
+            Ok(HeapGraph { graph, backwards: OnceLock::new(), anchors })
         })
         .map_err(|cause| error(&cause))
     }
@@ -147,17 +146,6 @@ impl Heap {
 
 #[pymethods]
 impl HeapGraph {
-    /// Nodes that something outside the graph refers to: native code, a running expression.
-    #[getter]
-    fn native(&self) -> Vec<u32> {
-        self.roots.native.clone()
-    }
-
-    /// Whether nothing alive refers to a node: it waits for the collector.
-    fn is_garbage(&self, node: u32) -> bool {
-        self.roots.garbage.contains(node)
-    }
-
     /// Who holds the targets, given as (node, bytes).
     ///
     /// Returns (holdings, unheld, retained): holdings as (owners, more owners, targets, bytes, parts), where an owner
