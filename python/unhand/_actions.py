@@ -187,13 +187,7 @@ def workspaces(scene=None):
     """
 
     def work(report):
-        torch = _started(scene, graphs_may_use="workspaces")
-        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-        if clear is None:
-            raise _Refused("this PyTorch has no call for it")
-        for device in _allocator.devices():
-            torch.cuda.synchronize(device)
-        clear()
+        _clear_idle(_started(scene, graphs_may_use="workspaces"), "_cuda_clearCublasWorkspaces")
         report.detail = "cuBLAS"
 
     return _act("workspaces", work, _allocated_bytes)
@@ -281,13 +275,7 @@ def cudnn_dropout_state(scene=None):
     """
 
     def work(report):
-        torch = _started(scene, graphs_may_use="dropout state")
-        clear = getattr(torch._C, "_cudnn_clear_dropout_state", None)
-        if clear is None:
-            raise _Refused("this PyTorch has no call for it")
-        for device in _allocator.devices():
-            torch.cuda.synchronize(device)
-        clear()
+        _clear_idle(_started(scene, graphs_may_use="dropout state"), "_cudnn_clear_dropout_state")
         report.detail = "cuDNN's dropout state"
 
     return _act("cudnn_dropout_state", work, _allocated_bytes)
@@ -410,6 +398,16 @@ def _started(scene_seen, graphs_may_use=None):
         graphs = "CUDA graphs that may be there" if seen.n_graphs is None else _count(seen.n_graphs, "live CUDA graph")
         raise _Refused(f"{graphs} may use these {graphs_may_use} when replayed")
     return torch
+
+
+def _clear_idle(torch, name):
+    """Waits for all devices and calls a function of PyTorch's that drops what work on them may use."""
+    clear = getattr(torch._C, name, None)
+    if clear is None:
+        raise _Refused("this PyTorch has no call for it")
+    for device in _allocator.devices():
+        torch.cuda.synchronize(device)
+    clear()
 
 
 def _has_doomed_pool():

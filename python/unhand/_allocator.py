@@ -131,8 +131,7 @@ def snapshot():
     if torch is None:
         return None
     try:
-        # torch.cuda.memory_snapshot() takes the segments out of this answer. The settings lie beside them.
-        raw = torch._C._cuda_memorySnapshot((0, 0, False) if _can_leave_traces_out(torch) else None)
+        raw = raw_snapshot(torch)
     except RuntimeError:
         return None
     return Snapshot(
@@ -140,6 +139,14 @@ def snapshot():
         knows_host_blocks="host_segments" in raw,
         _segments=raw["segments"],
     )
+
+
+def raw_snapshot(torch):
+    """PyTorch's own dictionaries, without the history where it can be left out. RuntimeError from other allocators.
+
+    `torch.cuda.memory_snapshot()` takes the segments out of this answer. The settings lie beside them.
+    """
+    return torch._C._cuda_memorySnapshot((0, 0, False) if _can_leave_traces_out(torch) else None)
 
 
 def segments(device):

@@ -7,6 +7,8 @@ large requests. Private pools are counted and otherwise left alone.
 import bisect
 import dataclasses
 
+from . import _allocator
+
 MIB = 1 << 20
 SMALL_PAGE_BYTES = 2 * MIB
 
@@ -123,10 +125,7 @@ class Layout:
 
 def read(torch, device):
     """The segments of all devices and the rules, without the history (which can be large)."""
-    try:
-        snapshot = torch._C._cuda_memorySnapshot((0, 0, False))
-    except (TypeError, RuntimeError):
-        snapshot = torch._C._cuda_memorySnapshot(None)  # Before 2.11.
+    snapshot = _allocator.raw_snapshot(torch)
     return layout([segment for segment in snapshot["segments"] if segment["device"] == device], rules(snapshot))
 
 
