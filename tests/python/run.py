@@ -6,7 +6,8 @@ usage: run.py [--torch VERSION]... [WORD...]
 Each script runs in a process of its own and closes with a line "N passed, M failed"; a script that ends without one
 counts as a failure. Words choose scripts by a part of their names. The package is the one in python/, with the module
 that `cargo xtask module` puts there. --torch needs what tests/standin/fetch.py installs, and looks where
-UNHAND_STANDIN_CACHE says. A line `# stand-in: NAME=VALUE` in a script sets a variable for it.
+UNHAND_STANDIN_CACHE says. A line `# stand-in: NAME=VALUE` in a script sets a variable for it, and `# packages: NAME ...`
+adds folders of packages that tests/standin/fetch.py installs.
 """
 
 import argparse
@@ -25,6 +26,7 @@ CACHE = Path(os.environ.get("UNHAND_STANDIN_CACHE") or ROOT / "tests/standin/cac
 PATH = [ROOT / "python", ROOT / "tests/standin"]
 CLOSING = re.compile(r"^\d+ passed, (\d+) failed$", re.MULTILINE)
 SETTING = re.compile(r"^# stand-in: (\w+)=(\S+)$", re.MULTILINE)
+PACKAGES = re.compile(r"^# packages: (.+)$", re.MULTILINE)
 TIMEOUT_S = 900
 
 
@@ -88,10 +90,15 @@ def invocation(script, release):
         torch = CACHE / f"torch-{release}"
         if not (torch / "torch").is_dir():
             sys.exit(f"run.py: torch {release} is not in {CACHE}: run tests/standin/fetch.py {release}")
-        path = [torch, CACHE / "packages", CACHE / "checks", *path]
+        text = script.read_text(encoding="utf-8")
+        more = [CACHE / name for line in PACKAGES.findall(text) for name in line.split()]
+        for folder in more:
+            if not folder.is_dir():
+                sys.exit(f"run.py: {folder.name} is not in {CACHE}: run tests/standin/fetch.py")
+        path = [torch, CACHE / "packages", CACHE / "checks", *more, *path]
         command = [str(launcher()), "--torch", str(torch / "torch"), "--", *command]
         # A script may need a machine of its own kind: `# stand-in: UNHAND_STANDIN_DEVICES=3`.
-        environment.update(SETTING.findall(script.read_text(encoding="utf-8")))
+        environment.update(SETTING.findall(text))
     else:
         # Beside these scripts is a folder named torch, which is not PyTorch.
         environment["PYTHONSAFEPATH"] = "1"

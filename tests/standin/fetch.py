@@ -6,9 +6,8 @@ usage: fetch.py [VERSION ...]        (default: 2.11.0 2.15.0)
 The environment variable UNHAND_STANDIN_CACHE names another folder than cache/ beside this file.
 
 Each version comes into cache/torch-VERSION (0.5 to 0.9 GB to download, 1.2 to 1.7 GB on disk); transformers, NumPy
-and the other light packages, which all versions share, into cache/packages (100 MB, 300 MB on disk), and what the tests
-use themselves into cache/checks. A folder appears
-by a rename when it is complete, and is not touched again. Whatever index pip is configured with is used.
+and the other light packages, which all versions share, into cache/packages (100 MB, 300 MB on disk), and what only some tests use into
+folders of their own. A folder appears by a rename when it is complete, and is not touched again. Whatever index pip is configured with is used.
 """
 
 import os
@@ -22,8 +21,11 @@ DEFAULT = ["2.11.0", "2.15.0"]
 # The recordings of GPT-2 were made with this release of transformers.
 PACKAGES = ["transformers==5.17.0", "numpy", "filelock", "typing_extensions", "sympy", "networkx", "jinja2", "fsspec",
             "setuptools<82"]
-# What tests use and no program under test has: apart, so that an installation from before needs nothing else.
-CHECKS = ["hypothesis==6.170.17"]
+# What only some tests use. Each is a folder of its own, so that an installation from before needs nothing again; a script
+# of tests/python names those it wants in a line `# packages: NAME ...`, `checks` is there for all.
+MORE = {
+    "checks": ["hypothesis==6.170.17"],
+}
 
 
 def install(name, *arguments):
@@ -43,7 +45,8 @@ def install(name, *arguments):
 def main():
     os.makedirs(CACHE, exist_ok=True)
     install("packages", *PACKAGES)
-    install("checks", *CHECKS)
+    for name, packages in MORE.items():
+        install(name, *packages)
     for version in sys.argv[1:] or DEFAULT:
         install(f"torch-{version}", "--no-deps", f"torch=={version}")
 
