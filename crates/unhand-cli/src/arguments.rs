@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{diff, doctor, explain, export, flame, replay};
+use crate::{diff, doctor, dry_run, explain, export, flame, replay, stand_in};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -52,6 +52,8 @@ pub(crate) enum Command {
     Flame(flame::Arguments),
     Export(export::Arguments),
     Doctor(doctor::Arguments),
+    DryRun(dry_run::Arguments),
+    StandIn(stand_in::Arguments),
 }
 
 /// When to use colours.

@@ -7,6 +7,7 @@ mod advice;
 mod arguments;
 mod diff;
 mod doctor;
+mod dry_run;
 mod explain;
 mod export;
 mod failure;
@@ -19,6 +20,7 @@ mod printer;
 mod progress;
 mod replay;
 mod settings;
+mod stand_in;
 mod table;
 
 /// Compiles the Rust in README.md.
@@ -76,5 +78,7 @@ fn perform(arguments: &Arguments, python: Option<&Path>, printer: &mut Printer) 
         Command::Flame(flame) => flame::run(flame, shared, printer),
         Command::Export(export) => export::run(export, shared, printer),
         Command::Doctor(doctor) => doctor::run(doctor, python, shared, printer),
+        Command::DryRun(dry_run) => dry_run::run(dry_run, python, shared, printer),
+        Command::StandIn(stand_in) => stand_in::run(stand_in, python, printer),
     }
 }

@@ -4,4 +4,5 @@ mod answers;
 mod broken_input;
 mod figures;
 mod run;
+mod stand_in;
 mod usage;
