@@ -120,7 +120,14 @@ pub(super) fn run(
 
 fn judged(ran: &Ran, value: u64, name: &str, target: &Target) -> Result<Probe, Failure> {
     if ran.exit_code != 0 {
-        let last = ran.stderr.trim().lines().last().unwrap_or("it says nothing").to_owned();
+        // An exception's own line may have others behind it.
+        let is_exception = |line: &&str| {
+            let name = line.split(':').next().unwrap_or_default();
+            line.contains(": ") && (name.ends_with("Error") || name.ends_with("Exception"))
+        };
+        let mut lines = ran.stderr.trim().lines();
+        let last = ran.stderr.lines().rfind(is_exception).or_else(|| lines.next_back());
+        let last = last.unwrap_or("it says nothing").to_owned();
         return Err(Failure::bad_input(format!(
             "the script fails with {name}={value}, with exit code {}",
             ran.exit_code
