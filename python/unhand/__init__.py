@@ -25,9 +25,14 @@ _PLACES = {
     "compact": "_compact",
     "Compacted": "_compact",
     "is_out_of_memory": "_oom",
+    "scope": "_scope",
+    "Scope": "_scope",
+    "ScopeResult": "_scope_answer",
+    "log_dict": "_log_dict",
     "Error": "errors",
     "FreedError": "errors",
     "CaptureError": "errors",
+    "LeakError": "errors",
 }
 
 __all__ = list(_PLACES)

@@ -105,8 +105,10 @@ def mark(devices=None) -> Mark:
 
 def counters(devices=None) -> dict:
     """The counters of some devices, or of all with a context, as far as they have any."""
-    wanted = devices_of(devices)
-    found = {device: _counters.read(device) for device in wanted}
+    torch = _allocator.started_torch()
+    if torch is None:
+        return {}
+    found = {device: _counters.read(device, torch) for device in devices_of(devices)}
     return {device: figures for device, figures in found.items() if figures is not None}
 
 

@@ -130,9 +130,15 @@ def _device_report(view, device, limit) -> DeviceReport:
 class Explanation:
     """Who holds the blocks of one device, before it is put in words."""
 
-    def __init__(self, view, device):
+    def __init__(self, view, device, only=None):
+        """`only` narrows it to some blocks, given by their addresses."""
         self.view, self.device = view, device
-        weights = [(node, n_bytes) for node, n_bytes in view.weights() if view.block_device[view.object(node).address] == device]
+        is_wanted = (lambda address: True) if only is None else only.__contains__
+        weights = [
+            (node, n_bytes)
+            for node, n_bytes in view.weights()
+            if view.block_device[view.object(node).address] == device and is_wanted(view.object(node).address)
+        ]
         held, unheld, _ = view.graph.holdings(weights)
         self.held = sorted(_by_sort(view, held), key=lambda holding: -holding[3])
         self.garbage = unheld
@@ -142,6 +148,7 @@ class Explanation:
         self.more_bytes = 0
         self.kept_by_pools_bytes = 0
         self.known = _blocks.known(view, device, self.nameless)
+        self.nameless = [block for block in self.nameless if is_wanted(block.address)]
         self.unattributed = [block for block in self.nameless if block.address not in self.known]
         self.unattributed_bytes = sum(block.bytes for block in self.unattributed)
 

@@ -11,3 +11,11 @@ class FreedError(Error, RuntimeError):
 
 class CaptureError(Error, RuntimeError):
     """Refused while a CUDA graph is being captured: releasing memory would break the capture."""
+
+
+class LeakError(Error, RuntimeError):
+    """GPU memory that was born inside of a scope outlives it; `result` is the scope's answer."""
+
+    def __init__(self, message, result=None):
+        super().__init__(message)
+        self.result = result
