@@ -338,13 +338,14 @@ def _number(figures):
 
 
 def _options(torch) -> dict:
-    """Since 2.11 a record can leave entries out."""
+    """Since 2.11 a record can leave entries out; since 2.8 any thread can end it, if its annotations are global."""
     import inspect
 
     global _known_options
     if _known_options is None:
-        parameters = inspect.signature(torch.cuda.memory._record_memory_history).parameters
-        _known_options = {"skip_actions": _SKIPPED} if "skip_actions" in parameters else {}
+        wanted = {"skip_actions": _SKIPPED, "global_record_annotations": True}
+        known = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+        _known_options = {name: value for name, value in wanted.items() if name in known}
     return _known_options
 
 

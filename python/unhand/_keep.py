@@ -79,7 +79,10 @@ class Keep:
         return True
 
     def resolved(self, frame, namespace, notes) -> list:
-        """The objects meant, at the end. What is not found is told in `notes`."""
+        """The objects meant, at the end. What is not found is told in `notes`.
+
+        `frame` is that of the code that leaves the scope, `namespace` the globals of a decorated function.
+        """
         things = [*self.strong, *filter(lambda thing: thing is not None, (reference() for reference in self.weak))]
         for function in self.functions:
             things.append(function())
@@ -99,6 +102,10 @@ class Keep:
     def alive(self) -> frozenset:
         """The addresses of the storages (StorageImpl) that were declared and are there."""
         return frozenset(storage.cdata for storage in self.storages if not storage.expired())
+
+    def parts(self) -> list:
+        """The objects that refer to what is kept, for a look that should not see them."""
+        return [self, self.__dict__, self.strong, self.functions]
 
     def clear(self):
         """Let go of everything."""

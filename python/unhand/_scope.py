@@ -28,7 +28,8 @@ class Scope:
     def __init__(self, name, keep, strict, free, device):
         self.name = name
         self.result: ScopeResult | None = None
-        self._options = keep, strict, free, device
+        self._options = strict, free, device
+        self._declared = _keep.Keep(keep)
         self._runs: list[Run] = []
 
     def keep(self, thing):
@@ -244,7 +245,7 @@ class Run:
 
     def __init__(self, scope, in_steps=False):
         """`in_steps` is for code that runs in stretches, between which others run: it begins suspended."""
-        keep, self.strict, self.free, device = scope._options
+        self.strict, self.free, device = scope._options
         self.scope = scope
         self.in_steps = in_steps
         self.thread = threading.get_ident()
@@ -254,7 +255,7 @@ class Run:
         self.tally = _Tally()
         self.beside: dict[str, bool] = {}
         self.theirs: dict[int, list] = {}
-        self.keep = _keep.Keep(keep)
+        self.keep = _keep.Keep()
         self.parent = _innermost()
         self.before = self.parent
         self.started = time.perf_counter()
@@ -411,7 +412,9 @@ class Run:
         births, is_exact = self._births(notes)
         if not births:
             return _leaks.Found(), None, is_exact
-        keep = [*passed, *self.keep.resolved(frame, namespace, notes)]
+        declared = self.scope._declared
+        keep = [thing for one in (declared, self.keep) for thing in one.resolved(frame, namespace, notes)]
+        keep += passed
         if keep:
             found = _leaks.quick(births, keep)
             if found is not None:
@@ -435,10 +438,10 @@ class Run:
         return _leaks.find(
             births,
             keep=keep,
-            storages=self.keep.alive(),
+            storages=self.scope._declared.alive() | self.keep.alive(),
             error=error,
             thread=self.thread,
-            skip=[self, self.__dict__, self.scope, self.keep, self.keep.__dict__, self.keep.strong, self.keep.functions],
+            skip=[self, self.__dict__, self.scope, self.scope.__dict__, *self.keep.parts(), *self.scope._declared.parts()],
         )
 
     def _births(self, notes):
