@@ -89,6 +89,18 @@ def find(births, *, keep=(), storages=frozenset(), error=None, thread=None, skip
             view.close()
 
 
+def unnamed(births) -> Found:
+    """Births as they are, without a look at who holds them: one for each device, kind `unnamed`."""
+    leaks = []
+    for device in sorted({birth.device for birth in births}):
+        blocks = [birth for birth in births if birth.device == device]
+        n_bytes = sum(block.bytes for block in blocks)
+        path = "not looked at this time"
+        advice = "unhand.report() names all holders."
+        leaks.append(Leak(path, (path,), "unnamed", "", n_bytes, len(blocks), device, _site(blocks), None, advice))
+    return Found(tuple(leaks))
+
+
 def _found(view, births, keep, storages, error, thread, limit) -> Found:
     alive = {birth.address: birth for birth in births if birth.address in view.blocks}
     kept = {address for address in _kept(view, keep, storages) if address in alive}

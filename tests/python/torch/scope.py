@@ -106,13 +106,12 @@ def check_keep_prolongs_no_life():
         pass
 
     model = Model()
-    model.weight = block(64)
+    model.weight, tensor = block(64), block(64)
+    gc.collect()
     before = torch.cuda.memory_allocated()
-    tensor = block(64)
     with unhand.scope("eval", keep=(model, tensor)):
         del model, tensor
-        gc.collect()
-        assert torch.cuda.memory_allocated() == before - 64 * KIB
+        assert torch.cuda.memory_allocated() == before - 128 * KIB
 
 
 def check_a_name_that_is_not_there_is_told():
@@ -635,6 +634,19 @@ def check_other_devices():
     HISTORY.clear()
     raises(ValueError, lambda: unhand.scope("cpu", device="cpu").__enter__(), "not a CUDA device")
     assert not _scope._open and _births._recording.n_marks == 0
+
+
+def check_a_frequent_scope_is_not_looked_at_each_time():
+    for n in range(1, 20):
+        with unhand.scope("frequent") as scope:
+            HISTORY.append(block(1))
+        kinds = [leak.kind for leak in scope.result.survivors]
+        assert kinds == (["container"] if n <= _scope._ALWAYS else ["unnamed"]), (n, str(scope))
+        assert scope.result.survivors_bytes == KIB and scope.result.is_exact == (n <= _scope._ALWAYS)
+    with unhand.scope("frequent", free=True) as scope:
+        HISTORY.append(block(1))
+    assert [leak.kind for leak in scope.result.survivors] == ["container"]
+    HISTORY.clear()
 
 
 def check_a_capture_is_not_looked_into():
