@@ -145,8 +145,10 @@ class ScopeResult:
         """The answer in one line."""
         if self.survivors:
             n = len(self.survivors)
-            who = "1 holder keeps" if n == 1 else f"{n} holders keep"
-            return f"scope `{self.name}`: {format_bytes(self.survivors_bytes)} outlive it, {who} them"
+            who = ", 1 holder keeps them" if n == 1 else f", {n} holders keep them"
+            if any(leak.kind == "unnamed" for leak in self.survivors):
+                who = ""
+            return f"scope `{self.name}`: {format_bytes(self.survivors_bytes)} outlive it{who}"
         if not self.devices:
             return f"scope `{self.name}`: no GPU memory (CUDA was not started)"
         known = "nothing outlives it" if self.is_exact else "nothing is known to outlive it"
