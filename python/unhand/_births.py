@@ -99,22 +99,31 @@ def mark(devices=None) -> Mark:
     Some 30 us with one device. Until it is closed each allocation takes some 0.3 us longer (PyTorch 2.11; 2 us before).
     Before CUDA is started it costs nothing, and everything that comes afterwards is born after it.
     """
-    _recording.join()
-    return Mark(counters(devices), devices)
-
-
-def counters(devices=None) -> dict:
-    """The counters of some devices, or of all with a context, as far as they have any."""
     torch = _allocator.started_torch()
+    _recording.join(torch)
+    return Mark(counters(devices, torch), devices)
+
+
+def counters(devices=None, torch=None) -> dict:
+    """The counters of some devices, or of all with a context, as far as they have any."""
+    torch = torch or _allocator.started_torch()
     if torch is None:
         return {}
-    found = {device: _counters.read(device, torch) for device in devices_of(devices)}
-    return {device: figures for device, figures in found.items() if figures is not None}
+    found = {}
+    for device in devices_of(devices, torch):
+        figures = _counters.read(device, torch)
+        if figures is not None:
+            found[device] = figures
+    return found
 
 
-def devices_of(devices=None) -> list:
+def devices_of(devices=None, torch=None) -> list:
     """Those of some devices, or of all, that have a context."""
-    there = _allocator.devices()
+    has_context = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", _allocator.has_context)
+    if torch is None:
+        there = _allocator.devices()
+    else:
+        there = [device for device in range(torch.cuda.device_count()) if has_context(device)]
     return there if devices is None else [device for device in there if device in devices]
 
 
@@ -192,9 +201,8 @@ class _Recording:
         # By device: what was read of a record before it was given up. (numbers, known from, known until)
         self.read = {}
 
-    def join(self):
+    def join(self, torch):
         """One mark more."""
-        torch = _allocator.started_torch()
         with self.lock:
             self.n_marks += 1
             if torch is not None and not self.originals:
@@ -261,9 +269,11 @@ class _Recording:
         """PyTorch's function that begins and ends a recording, with a look at the record before it is gone."""
 
         def record(*args, **kwargs):
-            torch = _allocator.started_torch()
             with self.lock:
-                if torch is None or self.is_switching or self.n_marks == 0:
+                if self.is_switching:
+                    return original(*args, **kwargs)
+                torch = _allocator.started_torch()
+                if torch is None or self.n_marks == 0:
                     return original(*args, **kwargs)
                 self.read = {
                     device: (look.numbers, look.known_from, look.counters.n_allocations)

@@ -21,6 +21,8 @@ _open: dict[int, "Run"] = {}
 _ALWAYS = 8
 """So often the heap is looked at for a scope of one name. Then at powers of two: a step of training comes thousands of times."""
 
+_NOTHING = _leaks.Found()
+
 _looks: dict[str, int] = {}
 """How often scopes left something behind, by name."""
 
@@ -33,10 +35,18 @@ class Scope:
 
     def __init__(self, name, keep, strict, free, device):
         self.name = name
-        self.result: ScopeResult | None = None
+        # A run that left nothing behind makes its answer when somebody asks.
+        self._last: Run | ScopeResult | None = None
         self._options = strict, free, device
         self._declared = _keep.Keep(keep)
         self._runs: list[Run] = []
+
+    @property
+    def result(self) -> ScopeResult | None:
+        """The answer of the last time the scope was left; None before."""
+        if isinstance(self._last, Run):
+            self._last = self._last.answer(_leaks.Found(), None)
+        return self._last
 
     def keep(self, thing):
         """Declare that an object may outlive the scope, and return it. It is held weakly where Python can.
@@ -171,15 +181,15 @@ class _Tally:
         self.n_calls = self.handed_out = self.grown = self.survivors = self.peak = 0
         self.children: dict[str, _Tally] = {}
 
-    def add(self, node):
+    def add(self, other):
         """One call more."""
-        self.n_calls += node.n_calls
-        self.handed_out += node.handed_out_bytes
-        self.grown += node.grown_bytes
-        self.survivors += node.survivors_bytes
-        self.peak = max(self.peak, node.peak_at_least_bytes)
-        for child in node.children:
-            self.children.setdefault(child.name, _Tally()).add(child)
+        self.n_calls += other.n_calls
+        self.handed_out += other.handed_out
+        self.grown += other.grown
+        self.survivors += other.survivors
+        self.peak = max(self.peak, other.peak)
+        for name, child in other.children.items():
+            self.children.setdefault(name, _Tally()).add(child)
 
     def node(self, name) -> ScopeNode:
         """What it has come to."""
@@ -258,7 +268,8 @@ class Run:
         self.thread = threading.get_ident()
         self.threads = {self.thread}
         self.is_alone = threading.active_count() == 1
-        self.is_open = True
+        self.is_open = self.is_exact = True
+        self.error, self.seconds, self.notes = None, 0.0, []
         self.tally = _Tally()
         self.beside: dict[str, bool] = {}
         self.theirs: dict[int, list] = {}
@@ -348,21 +359,34 @@ class Run:
         else:
             is_strict = self.strict
         try:
-            result = self._answer(passed, error, frame, namespace)
+            found, freed = self._look(passed, error, frame, namespace)
         finally:
             self.mark.close()
             self.keep.clear()
-        parent = _opened(self.parent)
-        if parent is not None:
-            with _lock:
-                parent.tally.children.setdefault(result.name, _Tally()).add(result.tree)
-                for device in result.devices:
-                    figures = parent.figures.get(device.device)
-                    if figures is not None:
-                        figures.at_least = max(figures.at_least, device.peak_at_least_bytes)
-        self.scope.result = result
-        if result.survivors:
+            self.error = None if error is None else type(error).__name__
+            self.seconds = time.perf_counter() - self.started
+        self._count(sum(leak.bytes for leak in found.leaks))
+        self.scope._last = result = self if found is _NOTHING else self.answer(found, freed)
+        if found.leaks:
             self._tell(result, error, is_strict)
+
+    def _count(self, survivors_bytes):
+        """Enter this run into the tree, and into that of the scope around it."""
+        tally = self.tally
+        tally.n_calls, tally.survivors = 1, survivors_bytes
+        for figures in self.figures.values():
+            tally.handed_out += figures.handed_out
+            tally.grown += figures.grown_bytes
+            tally.peak += figures.at_least
+        parent = _opened(self.parent)
+        if parent is None:
+            return
+        with _lock:
+            parent.tally.children.setdefault(self.scope.name, _Tally()).add(tally)
+            for index, figures in self.figures.items():
+                around = parent.figures.get(index)
+                if around is not None:
+                    around.at_least = max(around.at_least, figures.at_least)
 
     def _tell(self, result, error, is_strict):
         import logging
@@ -375,74 +399,73 @@ class Run:
         if hasattr(error, "add_note"):
             error.add_note(str(result))
 
-    def _answer(self, passed, error, frame, namespace):
-        notes = []
-        grew = any(figures.grew for figures in self.figures.values())
-        changed = any(figures.changed for figures in self.figures.values())
-        found, freed, is_exact = _leaks.Found(), None, True
-        if changed and (grew or self.strict):
-            try:
-                found, freed, is_exact = self._look(passed, error, frame, namespace, notes)
-            except Exception as failure:
-                # After an error of the device every call fails. It has its own exception, which must not be hidden.
-                if error is None and not isinstance(failure, RuntimeError):
-                    raise
-                notes.append(f"the look failed: {type(failure).__name__}: {str(failure).splitlines()[:1]}")
-                is_exact = False
-        elif changed:
-            is_exact = False
-            notes.append("no more is allocated than before, so nothing was looked at: strict=True looks all the same")
-        survivors_bytes = sum(leak.bytes for leak in found.leaks)
-        devices = tuple(figures.answer() for _, figures in sorted(self.figures.items()))
-        self.tally.n_calls = 1
-        self.tally.handed_out = sum(figures.handed_out for figures in self.figures.values())
-        self.tally.grown = sum(figures.grown_bytes for figures in self.figures.values())
-        self.tally.survivors = survivors_bytes
-        self.tally.peak = sum(device.peak_at_least_bytes for device in devices)
+    def answer(self, found, freed) -> ScopeResult:
+        """The run as an answer."""
         return ScopeResult(
             name=self.scope.name,
             survivors=found.leaks,
-            survivors_bytes=survivors_bytes,
+            survivors_bytes=sum(leak.bytes for leak in found.leaks),
             excused=found.excused,
             kept_bytes=found.kept_bytes,
-            devices=devices,
+            devices=tuple(figures.answer() for _, figures in sorted(self.figures.items())),
             tree=self.tally.node(self.scope.name),
-            is_exact=is_exact,
-            error=None if error is None else type(error).__name__,
+            is_exact=self.is_exact,
+            error=self.error,
             freed=freed,
-            notes=tuple(notes),
-            seconds=time.perf_counter() - self.started,
+            notes=tuple(self.notes),
+            seconds=self.seconds,
         )
 
-    def _look(self, passed, error, frame, namespace, notes):
-        """`(found, freed, is_exact)`: the births first, and the heap only if there are some that nothing explains."""
-        births, is_exact = self._births(notes)
+    def _look(self, passed, error, frame, namespace):
+        """`(found, freed)`, as deep a look as it needs; sets `is_exact` and `notes`."""
+        figures = self.figures.values()
+        if not any(one.changed for one in figures):
+            return _NOTHING, None
+        if not self.strict and not any(one.grew for one in figures):
+            self.is_exact = False
+            self.notes.append("no more is allocated than before, so nothing was looked at: strict=True looks all the same")
+            return _NOTHING, None
+        try:
+            return self._look_deeply(passed, error, frame, namespace)
+        except Exception as failure:
+            # After an error of the device every call fails. It has its own exception, which must not be hidden.
+            if error is None and not isinstance(failure, RuntimeError):
+                raise
+            first = next(iter(str(failure).splitlines()), "")
+            self.notes.append(f"the look failed: {type(failure).__name__}: {first}")
+            self.is_exact = False
+            return _NOTHING, None
+
+    def _look_deeply(self, passed, error, frame, namespace):
+        """The births first, and the heap only if there are some that nothing explains."""
+        births = self._births(self.notes)
         if not births:
-            return _leaks.Found(), None, is_exact
+            return _NOTHING, None
         declared = self.scope._declared
-        keep = [thing for one in (declared, self.keep) for thing in one.resolved(frame, namespace, notes)]
+        keep = [thing for one in (declared, self.keep) for thing in one.resolved(frame, namespace, self.notes)]
         keep += passed
         if keep:
             found = _leaks.quick(births, keep)
             if found is not None:
-                return found, None, is_exact
+                return found, None
         if _allocator.is_capturing():
-            notes.append("a CUDA graph is being captured: who holds what was not looked at")
-            return _leaks.Found(), None, False
+            self.notes.append("a CUDA graph is being captured: who holds what was not looked at")
+            self.is_exact = False
+            return _NOTHING, None
         if not (self.strict or self.free or _is_due(self.scope.name)):
-            notes.append("it left something behind many times already, and who holds it is not looked at each time")
-            return _leaks.unnamed(births), None, False
-        found = self._find(births, keep, error)
-        freed = None
+            self.notes.append("it left something behind many times already, and who holds it is not looked at each time")
+            self.is_exact = False
+            return _leaks.unnamed(births), None
+        found, freed = self._find(births, keep, error), None
         if self.free and found.leaks:
             from unhand import _free
 
             freed = _free.free()
-            births, is_exact = self._births([])
+            births = self._births([])
             found = self._find(births, keep, error) if births else _leaks.Found()
         if found.leaks:
-            self._say_who_else(found, notes)
-        return found, freed, is_exact
+            self._say_who_else(found, self.notes)
+        return found, freed
 
     def _find(self, births, keep, error):
         return _leaks.find(
@@ -476,7 +499,8 @@ class Run:
                 mine.append(birth)
         if others_bytes:
             notes.append(f"{format_bytes(others_bytes)} were born in scopes of other threads and tasks: not counted")
-        return mine, born.is_exact
+        self.is_exact = born.is_exact
+        return mine
 
     def _say_who_else(self, found, notes):
         if any(leak.in_thread is None for leak in found.leaks):

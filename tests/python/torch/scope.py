@@ -252,7 +252,9 @@ def check_workspaces_are_excused():
         weight = torch.randn(64, 64, device="cuda")
         (weight @ weight).sum()
         del weight
-    assert {leak.kind for leak in scope.result.excused} == {"workspace"} and scope.result.is_exact, str(scope)
+    # Newer releases give the workspace back with the product.
+    kinds = {leak.kind for leak in scope.result.excused}
+    assert kinds == ({"workspace"} if scope.result.grown_bytes else set()) and scope.result.is_exact, str(scope)
 
 
 def check_nested_scopes_are_a_tree():
