@@ -12,6 +12,7 @@ PyTorch can leave out the rest. Where the user records, that record is used as i
 meanwhile gets exactly what they asked for: the call goes through `_Recording.turned`, which reads what there is first.
 """
 
+import bisect
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -154,11 +155,12 @@ def survivors(mark, spans=None) -> Born:
             if lost:
                 n_unknown += lost
                 reasons.append(look.why)
+        is_within = within(ranges)
         for block in look.blocks:
             number, thread = look.numbers.get(block["address"], (-1, None))
             if number < 0 and all_are_new and spans is None:
                 number = 0
-            if any(first <= number < end for first, end in ranges):
+            if is_within(number):
                 births.append(
                     Birth(
                         device,
@@ -172,6 +174,23 @@ def survivors(mark, spans=None) -> Born:
                 )
     births.sort(key=lambda birth: (birth.device, birth.number))
     return Born(tuple(births), n_unknown, "; ".join(dict.fromkeys(reasons)))
+
+
+def within(ranges):
+    """A function that says whether a number is in one of some ranges, of which there may be many: a step makes one."""
+    starts, ends = [], []
+    for first, end in sorted(ranges):
+        if ends and first <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            starts.append(first)
+            ends.append(end)
+
+    def is_within(number):
+        at = bisect.bisect_right(starts, number) - 1
+        return at >= 0 and number < ends[at]
+
+    return is_within
 
 
 @dataclass(slots=True)

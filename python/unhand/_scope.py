@@ -327,9 +327,13 @@ class Run:
         with _lock:
             others = [run for run in _open.values() if run is not self and id(run) not in around]
             for index, figures in self.figures.items():
+                if not figures.spans or figures.spans[-1][1] != figures.last.n_allocations:
+                    continue
                 for other in others:
                     # What this scope did is not theirs, although it falls in their time.
-                    other.theirs.setdefault(index, []).extend(figures.spans[-1:])
+                    theirs = other.theirs.setdefault(index, [])
+                    if theirs[-1:] != figures.spans[-1:]:
+                        theirs.append(figures.spans[-1])
 
     def _read(self):
         for index, now in _births.counters(self.mark.devices).items():
@@ -487,9 +491,10 @@ class Run:
             lost = f": of {born.n_unknown:,} allocations it is not known whether they stayed" if born.n_unknown else ""
             notes.append(born.why + lost)
         is_alone = self.is_alone and threading.active_count() == 1
+        is_theirs = {index: _births.within(spans) for index, spans in self.theirs.items()}
         mine, others_bytes = [], 0
         for birth in born.births:
-            if any(first <= birth.number < end for first, end in self.theirs.get(birth.device, ())):
+            if birth.device in is_theirs and is_theirs[birth.device](birth.number):
                 others_bytes += birth.bytes
             elif birth.thread is not None and birth.thread not in self.threads:
                 others_bytes += birth.bytes
