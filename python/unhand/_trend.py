@@ -86,8 +86,18 @@ class Trend:
             level -= 1
         return 1 << level
 
+    def lowest_rising(self) -> int:
+        """The finest level that rises; one has to."""
+        return (self.rising & -self.rising).bit_length() - 1
+
+    def floor(self, level):
+        """The floor of the last block of a level."""
+        return self._levels[level].floors[-1]
+
     def growth(self, level) -> Growth:
-        """How fast the floor rises, by the blocks of one level. It must have two at least."""
+        """How fast the floor rises, by the blocks of one level, or of a finer one where that has fewer than two."""
+        while level and (level >= len(self._levels) or self._levels[level].n_blocks < 2):
+            level -= 1
         known = self._levels[level]
         floors, length = list(known.floors), 1 << level
         slopes = sorted(
