@@ -13,6 +13,10 @@ from unhand._verdict import Grower, advice_for
 
 _LIMIT = 8
 """How many holders are named."""
+_THROUGH_GRAD = (
+    "A gradient made with create_graph=True refers to its graph, which refers to the parameter; the collector cannot see "
+    "that: use torch.autograd.grad, or set .grad to None when done."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +24,13 @@ class Found:
     """What a look has found."""
 
     growers: tuple[Grower, ...]
+    is_exact: bool
+    """Whether the record of allocations has everything that was made meanwhile."""
     n_blocks: int
     """Blocks made in the first half of the look that were there at its end."""
     bytes: int
-    garbage_bytes: int
-    """Of these bytes: those of dead cycles."""
+    collectable_bytes: int
+    """Of these bytes: those of dead cycles that a pass of the collector frees."""
     filling_bytes: int
     """Of these bytes: those in containers that have a limit and are not full."""
     filling_left_bytes: int
@@ -91,13 +97,13 @@ class Look:
     def _named(self, first, end, n_steps) -> Found:
         """The live blocks with numbers from `first` on and below `end`, by their holders."""
         span = (first, end if end is not None else 1 << 62)
-        births = _births.survivors(self._mark, {self.device: [span]}).births
-        if not births:
-            return Found((), 0, 0, 0, 0, 0, 0)
+        born = _births.survivors(self._mark, {self.device: [span]})
+        if not born.births:
+            return Found((), born.is_exact, 0, 0, 0, 0, 0, 0)
         with _see.looking:
             view = _heap.View()
             try:
-                return _found(view, self.device, births, n_steps)
+                return _found(view, self.device, born, n_steps)
             finally:
                 view.close()
 
@@ -115,8 +121,8 @@ class _Clock:
         self._look.seconds += time.perf_counter() - self._start
 
 
-def _found(view, device, births, n_steps) -> Found:
-    addresses = {birth.address for birth in births}
+def _found(view, device, born, n_steps) -> Found:
+    addresses = {birth.address for birth in born.births}
     what = _see.Explanation(view, device, lambda block: block.address in addresses)
     makers = Holders(view)
     growers, filling, filling_left = [], 0, 0
@@ -126,19 +132,53 @@ def _found(view, device, births, n_steps) -> Found:
         if limit is not None:
             filling += holding[3]
             filling_left += round(holding[3] / n_steps * (limit - n_entries))
+    is_beyond_gc = _is_beyond_gc(view, what.garbage)
     for holder in what.holders_without_names():
-        growers.append(_grower(holder, n_steps))
-    growers.sort(key=lambda grower: -grower.bytes)
+        grower = _grower(holder, n_steps)
+        if is_beyond_gc and holder.kind == "dead cycle":
+            path = "a dead cycle through .grad and its graph"
+            grower = dataclasses.replace(grower, path=path, paths=(path,), advice=_THROUGH_GRAD)
+        growers.append(grower)
+    growers = _merged(growers)
     known = [block.bytes for block in what.nameless]
     return Found(
         growers=tuple(growers[:_LIMIT]),
+        is_exact=born.is_exact,
         n_blocks=sum(len(holding[2]) for holding in what.held) + len(what.garbage) + len(known),
         bytes=sum(holding[3] for holding in what.held) + what.garbage_bytes + sum(known),
-        garbage_bytes=what.garbage_bytes,
+        collectable_bytes=0 if is_beyond_gc else what.garbage_bytes,
         filling_bytes=filling,
         filling_left_bytes=filling_left,
         unattributed_bytes=what.unattributed_bytes,
     )
+
+
+def _is_beyond_gc(view, garbage) -> bool:
+    """Whether dead cycles go through a gradient that has a graph (`create_graph=True`): native code, which no pass sees."""
+    dead = set(garbage)
+    for node in view.gradients:
+        storage = view.storages.get(view.tensor_storages.get(node))
+        if node in view.with_graph and storage is not None and storage.block is not None:
+            if view.block_nodes[storage.block.address] in dead:
+                return True
+    return False
+
+
+def _merged(growers) -> list[Grower]:
+    """Those with the same path as one: native code has no better name than another native code. The largest first."""
+    found: dict[tuple, Grower] = {}
+    for grower in growers:
+        key = grower.kind, grower.path
+        before = found.get(key)
+        if before is not None:
+            grower = dataclasses.replace(
+                before,
+                bytes=before.bytes + grower.bytes,
+                n_storages=before.n_storages + grower.n_storages,
+                bytes_per_step=before.bytes_per_step + grower.bytes_per_step,
+            )
+        found[key] = grower
+    return sorted(found.values(), key=lambda grower: -grower.bytes)
 
 
 def _growers_of(view, makers, holding, device, n_steps, limit, n_entries) -> list[Grower]:

@@ -77,8 +77,14 @@ class Trend:
         coarse_enough = 0
         while _WINDOW << coarse_enough < n_samples:
             coarse_enough += 1
-        rising = self.rising >> coarse_enough
-        return coarse_enough + (rising & -rising).bit_length() - 1 if rising else None
+        level, rising = coarse_enough, self.rising >> coarse_enough
+        latest = self._levels[0].last
+        while rising:
+            # A floor that has just been undercut: the block that shows it is not complete.
+            if rising & 1 and latest >= self.floor(level):
+                return level
+            level, rising = level + 1, rising >> 1
+        return None
 
     def scale(self, level) -> int:
         """How many samples apart the rises are, at most: the finest block that still rises, from this level down."""

@@ -212,6 +212,8 @@ def advice_for(kind, fallback, is_replaced=False) -> str:
 
 
 def _rate(bytes_per_step) -> str:
+    if 0 < bytes_per_step < 1:
+        return f"{bytes_per_step:.2g} B a step"
     size = round(bytes_per_step)
     return f"-{format_bytes(-size)} a step" if size < 0 else f"{format_bytes(size)} a step"
 

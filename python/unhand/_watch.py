@@ -7,7 +7,7 @@ import warnings
 from collections import deque
 from dataclasses import dataclass
 
-from unhand import _allocator, _blocks, _counters
+from unhand import _allocator, _births, _blocks, _counters
 from unhand._trend import Trend, patience, shape
 from unhand._verdict import FINDINGS, Forecast, Verdict
 from unhand.errors import LeakError
@@ -100,9 +100,9 @@ class Watch:
         self._n_samples = 0
         self._allocated, self._blocks, self._gap = Trend(), Trend(), Trend()
         self._recent, self._times = deque(maxlen=256), deque(maxlen=32)
-        self._now, self._peak_bytes, self._transient_bytes = None, 0, 0
+        self._now, self._peak_bytes, self._transient_bytes, self._n_made = None, 0, 0, 0
         self._need, self._need_at = patience_samples(patience, every), 0
-        self._longest, self._next_look = 0, 0
+        self._longest, self._next_look, self._looked_seconds = 0, 0, 0.0
         self._look = self._look_due = self._look_span = None
         self._rise = self._finding = None
 
@@ -110,6 +110,9 @@ class Watch:
 
     def __len__(self):
         return len(self._iterable)
+
+    def __bool__(self):
+        return True
 
     def __iter__(self):
         if self._iterable is None:
@@ -172,19 +175,22 @@ class Watch:
         now = _counters.read(self._device)
         if now is None:
             return
-        self._now = now
+        before, self._now = self._now, now
         n = self._n_samples = self._n_samples + 1
         self._recent.append(now.allocated_bytes)
         self._allocated.add(now.allocated_bytes)
         if now.n_live is not None:
             self._blocks.add(now.n_live)
+            if before is not None:
+                self._n_made = now.n_allocations - before.n_allocations
         if now.peak_allocated_bytes > self._peak_bytes:
-            # Somebody may reset PyTorch's peak. The highest that was seen stays.
+            # Somebody may reset PyTorch's peak: the highest that was seen stays. What was before the loop is not the loop's.
+            if before is not None:
+                self._transient_bytes = now.peak_allocated_bytes - now.allocated_bytes
             self._peak_bytes = now.peak_allocated_bytes
-            self._transient_bytes = self._peak_bytes - now.allocated_bytes
         self._gap.add(now.reserved_bytes - self._peak_bytes)
         if n <= 16 or not n % 16:
-            self._times.append((n, time.perf_counter()))
+            self._times.append((n, time.perf_counter() - self._looked_seconds))
         if self._rise is not None or self._allocated.rising or self._blocks.rising or self._gap.rising:
             self._consider(now)
 
@@ -259,8 +265,9 @@ class Watch:
         is_second = self._rise is not None
         self._rise = self._rise_of(trend, level)
         left = self._samples_left()
-        # Longer than what a loop prefetches, and two of the rises; when memory runs out soon, what there is time for.
-        span = max(8, 2 * trend.scale(level))
+        # Longer than what a loop prefetches, and two of the rises; when memory runs out soon, what there is time for; and
+        # no longer than what the record of allocations holds.
+        span = min(max(8, 2 * trend.scale(level)), int(_births.RING / 3 / max(1, self._n_made)) or 1)
         if left is not None:
             span = max(2, min(span, int(left / 4)))
         self._look = _leaks.Look(self._device, is_second)
@@ -279,6 +286,7 @@ class Watch:
             found = look.end(self._look_span * self._every)
         finally:
             look.close()
+            self._looked_seconds += look.seconds
         self._judge(found, look)
 
     def _judge(self, found, look):
@@ -293,7 +301,7 @@ class Watch:
         finding = _Finding("leak", found.growers, found.unattributed_bytes / self._steps(), look.seconds)
         if lasting and lasting >= expected:
             room = self._room_bytes()
-            if found.garbage_bytes > found.bytes / 2:
+            if found.collectable_bytes > found.bytes / 2:
                 finding.kind, finding.advice = "dead cycles", _dead_cycles()
             elif found.filling_bytes > found.bytes / 2 and (room is None or found.filling_left_bytes < room):
                 finding.kind = "filling"
@@ -301,7 +309,7 @@ class Watch:
         # What grows is made anew in each step. A sequence grows so until its end, and a batch while a curriculum goes on.
         waited = n - rise.since
         left = self._samples_left()
-        if look.is_for_replaced and found.growers and (waited >= 4 * self._need or (left is not None and left < waited)):
+        if look.is_for_replaced and (found.growers or not found.is_exact) and (waited >= 4 * self._need or (left is not None and left < waited)):
             return self._conclude(finding)
         self._next_look = max(n + 16, rise.since + 4 * self._need) if not look.is_for_replaced else n + max(128, waited)
         if left is not None and left < 4 * self._need:
@@ -356,7 +364,10 @@ class Watch:
             if self._blocks.n_samples and self._blocks.rising:
                 blocks = self._blocks.growth(self._blocks.lowest_rising())
                 rate_blocks = blocks.per_sample / self._every if blocks.per_sample > 0 else None
-        looks = shape(self._recent, slope)
+        recent = list(self._recent)
+        if growth is not None:
+            recent = recent[-max(_FEW, n - (rise.since if rise is not None else growth.since)) :]
+        looks = shape(recent, slope)
         if kind is None:
             kind = self._kind_of(looks)
         return Verdict(
@@ -374,7 +385,7 @@ class Watch:
             period_steps=looks.period * self._every if looks.period is not None else None,
             growers=growers,
             unattributed_bytes_per_step=_rounded(finding.unattributed_bytes_per_step) if finding is not None else 0.0,
-            forecast=self._forecast(rate) if rate else None,
+            forecast=self._forecast(rate, trend is self._gap) if rate else None,
             look_seconds=finding.look_seconds if finding is not None else None,
             advice=finding.advice or (growers[0].advice if growers else "") if finding is not None else "",
         )
@@ -406,8 +417,10 @@ class Watch:
         total = _capacity_bytes(self._device, self._now.reserved_bytes)
         return None if total is None else max(0, total - self._now.allocated_bytes - self._transient_bytes)
 
-    def _forecast(self, rate):
+    def _forecast(self, rate, is_reserved):
         room = self._room_bytes()
+        if is_reserved and room is not None:
+            room = _capacity_bytes(self._device, self._now.reserved_bytes) - self._now.reserved_bytes
         if room is None or rate <= 0:
             return None
         steps = int(room / rate)
@@ -471,7 +484,7 @@ def _is_capturing() -> bool:
 def _capacity_bytes(device, reserved_bytes) -> int | None:
     """What this process could reserve on a device: what it has, and what is free; less where a fraction was set."""
     torch = _allocator.started_torch()
-    if torch is None or not _allocator.has_context(device):
+    if torch is None or _is_capturing() or not _allocator.has_context(device):
         return None
     try:
         free, total = torch.cuda.mem_get_info(device)

@@ -632,7 +632,7 @@ LEAKING = (
     (host_copies_with_graphs, "local `outputs`"),
     (recurrent_state, "local `state`"),
     (retained_graphs, "local `losses`"),
-    (second_derivatives, "dead cycles"),
+    (second_derivatives, "through .grad"),
     (hook_that_gathers, "seen"),
     (attribute_of_a_module, ".features"),
     (logged_tensors, "local `metrics`"),
