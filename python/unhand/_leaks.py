@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from unhand import _births, _blocks, _heap, _see
 from unhand._holders import Holders
+from unhand._native import format_bytes
 from unhand._verdict import Grower, advice_for
 
 _LIMIT = 8
@@ -128,10 +129,13 @@ def _found(view, device, born, n_steps) -> Found:
     growers, filling, filling_left = [], 0, 0
     for holding in what.held[:_LIMIT]:
         limit, n_entries = _limit_of(view, holding)
-        growers += _growers_of(view, makers, holding, device, n_steps, limit, n_entries)
+        of_holding = _growers_of(view, makers, holding, device, n_steps, limit, n_entries)
         if limit is not None:
-            filling += holding[3]
-            filling_left += round(holding[3] / n_steps * (limit - n_entries))
+            left = round(holding[3] / len(holding[2]) * (limit - n_entries))
+            filling, filling_left = filling + holding[3], filling_left + left
+            advice = f"It has a limit, and takes {format_bytes(left)} more until it is full, if an entry is a storage."
+            of_holding = [dataclasses.replace(grower, advice=advice) for grower in of_holding]
+        growers += of_holding
     is_beyond_gc = _is_beyond_gc(view, what.garbage)
     for holder in what.holders_without_names():
         grower = _grower(holder, n_steps)

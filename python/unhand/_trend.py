@@ -209,7 +209,7 @@ class Shape:
     """What the last samples of a figure look like."""
 
     kind: str
-    """`flat`, `step` (flat, then flat at another height), `periodic`, or `varying`."""
+    """`flat`, `step` (it changed, and is flat since), `periodic`, or `varying`."""
     period: int | None
     """Samples after which the figure repeats; None if it does not."""
     spread: float
@@ -219,27 +219,35 @@ class Shape:
 def shape(values, slope=0.0) -> Shape:
     """What samples look like, apart from a growth of `slope` a sample.
 
-    A period is the shortest lag at which 95 % of the samples come again, to a fiftieth of the spread; it has to be seen
-    three times.
+    A period is the shortest lag at which 98 % of the samples come again, to a fiftieth of the spread, after a shorter lag at
+    which they do not; it has to be seen three times.
     """
     values = [value - slope * index for index, value in enumerate(values)]
     spread = max(values, default=0) - min(values, default=0)
     if spread == 0:
         return Shape("flat", None, 0)
-    changes = sum(earlier != later for earlier, later in zip(values, values[1:]))
     tail = values[-max(2, len(values) // 3) :]
-    if changes <= 3 and max(tail) == min(tail):
+    is_flat_now = max(tail) == min(tail)
+    changes = sum(earlier != later for earlier, later in zip(values, values[1:]))
+    if changes <= 3 and is_flat_now:
         return Shape("step", None, spread)
-    for lag in range(2, len(values) // 3 + 1):
-        allowed = (len(values) - lag) // 20
-        for earlier, later in zip(values, values[lag:]):
-            if abs(later - earlier) > spread / 50:
-                allowed -= 1
-                if allowed < 0:
-                    break
-        else:
+    has_differed = False
+    for lag in range(1, len(values) // 3 + 1):
+        if not _comes_again(values, lag, spread / 50):
+            has_differed = True
+        elif has_differed:
             return Shape("periodic", lag, spread)
-    return Shape("varying", None, spread)
+    return Shape("step" if is_flat_now else "varying", None, spread)
+
+
+def _comes_again(values, lag, tolerance) -> bool:
+    allowed = (len(values) - lag) // 50
+    for earlier, later in zip(values, values[lag:]):
+        if abs(later - earlier) > tolerance:
+            allowed -= 1
+            if allowed < 0:
+                return False
+    return True
 
 
 def patience(samples_left) -> int:

@@ -23,7 +23,7 @@ FINDINGS = ("leak", "dead cycles", "fragmentation")
 
 _ADVICE = {
     "container": "More goes in than is taken out: clear it, give it a limit, or keep numbers (.item()) and host copies.",
-    "autograd graph": "A graph hangs on it that each step makes longer: keep loss.item() or loss.detach() instead.",
+    "autograd graph": "The graph of each step hangs on it: keep loss.item() or loss.detach() instead.",
     "attribute": "Each step leaves more on the object: keep .detach(), numbers or host copies, or reset it.",
     "global": "The variable reaches more with each step: rebind it to a detached value.",
     "frame": "The variable reaches more with each step: detach it, or del it when the step is done.",
@@ -142,7 +142,7 @@ class Verdict:
     unattributed_bytes_per_step: float
     """Growth that no Python object leads to."""
     forecast: Forecast | None
-    """When memory runs out; None where nothing grows."""
+    """When memory runs out; None where nothing grows, or where what grows has a limit."""
     look_seconds: float | None
     """What the look at the heap took, once; None if there was none."""
     advice: str

@@ -385,7 +385,7 @@ class Watch:
             period_steps=looks.period * self._every if looks.period is not None else None,
             growers=growers,
             unattributed_bytes_per_step=_rounded(finding.unattributed_bytes_per_step) if finding is not None else 0.0,
-            forecast=self._forecast(rate, trend is self._gap) if rate else None,
+            forecast=self._forecast(rate, trend is self._gap) if rate and kind != "filling" else None,
             look_seconds=finding.look_seconds if finding is not None else None,
             advice=finding.advice or (growers[0].advice if growers else "") if finding is not None else "",
         )
