@@ -41,7 +41,7 @@ class Birth(NamedTuple):
     """Allocated."""
     requested_bytes: int
     number: int
-    """How many blocks its device had handed out before."""
+    """How many blocks its device had handed out before; -1 where the record does not tell."""
     thread: int | None
     """Which thread asked for it (`threading.get_ident`); None where that is not known."""
     frames: list | None
@@ -158,9 +158,7 @@ def survivors(mark, spans=None) -> Born:
         is_within = within(ranges)
         for block in look.blocks:
             number, thread = look.numbers.get(block["address"], (-1, None))
-            if number < 0 and all_are_new and spans is None:
-                number = 0
-            if is_within(number):
+            if is_within(number) or (number < 0 and all_are_new and spans is None):
                 births.append(
                     Birth(
                         device,
@@ -204,7 +202,7 @@ class _Look:
     """Address to (number, thread) of the last allocation there."""
     known_from: int
     """All allocations from this number on are in `numbers`, unless they are dead."""
-    why: str = "the record was overrun"
+    why: str = "the record does not reach back so far"
 
 
 class _Recording:

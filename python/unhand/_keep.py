@@ -6,7 +6,7 @@ import sys
 import types
 import weakref
 
-from unhand import _frames, _leaks
+from unhand import _frames, _survivors
 
 _CALLED = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 _CONTAINERS = (list, dict, set, frozenset, tuple)
@@ -72,7 +72,7 @@ class Keep:
         if torch is None or not issubclass(type(thing), torch.Tensor):
             return False
         # The storage too: `keep(x[0])` is about memory, and the view dies at once.
-        storage = _leaks.storage_of(thing)
+        storage = _survivors.storage_of(thing)
         if storage is not None:
             self.storages.append(storage)
         self.weak.append(weakref.ref(thing))

@@ -1,235 +1,272 @@
-"""Who holds blocks that should be gone: the births of a scope or a step, named as `unhand.report` names holders."""
+"""What steps leave behind: the blocks that outlive the step that made them, and who holds those."""
 
-import sys
+import collections
+import dataclasses
+import functools
+import queue
+import time
 from dataclasses import dataclass
 
-from unhand import _blocks, _heap, _kinds, _reach, _see
+from unhand import _births, _blocks, _heap, _see
 from unhand._holders import Holders
 from unhand._native import format_bytes
+from unhand._verdict import Grower, advice_for
 
-EXCUSED = ("workspace", "pending", "cache")
-"""Kinds of what nobody keeps: libraries have it for their next call, or it is about to go."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leak:
-    """A reference that keeps memory alive which was allocated inside."""
-
-    path: str
-    """The reference that names it best, as `unhand.report` writes it."""
-    paths: tuple[str, ...]
-    """All references that were found, the best first."""
-    kind: str
-    """What sort of reference it is, as docs/guides/holders.md lists them; `unattributed` where nothing in Python leads to it."""
-    type: str
-    """The type of the object that holds; empty where there is none."""
-    bytes: int
-    """Allocated bytes that were born inside and that it keeps."""
-    n_storages: int
-    """How many blocks those are."""
-    device: int
-    """The index of the device."""
-    site: str | None
-    """The line that allocated most of it, as `file.py:12 function()`; None where no stacks are recorded."""
-    in_thread: bool | None
-    """Whether the thread of the scope allocated it; None where that is not known, and another thread may have."""
-    advice: str
-    """What to do, in one sentence."""
-
-    def to_dict(self) -> dict:
-        """Plain values, with the names of the fields."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"paths": list(self.paths)}
-
-    def __str__(self):
-        storages = "1 storage" if self.n_storages == 1 else f"{self.n_storages:,} storages"
-        what = ", ".join(word for word in (self.type, storages) if word)
-        lines = [f"{format_bytes(self.bytes):>10}  {self.kind:<16}  {self.path}  ({what})"]
-        lines += [f"{'':30}also {path}" for path in self.paths[1:4]]
-        if len(self.paths) > 4:
-            lines.append(f"{'':30}and {len(self.paths) - 4} more")
-        if self.site:
-            lines.append(f"{'':30}allocated at {self.site}")
-        lines.append(f"{'':30}{self.advice}")
-        return "\n".join(lines)
+_LIMIT = 8
+"""How many holders are named."""
+_THROUGH_GRAD = (
+    "A gradient made with create_graph=True refers to its graph, which refers to the parameter; the collector cannot see "
+    "that: use torch.autograd.grad, or set .grad to None when done."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What became of some births."""
+    """What a look has found."""
 
-    leaks: tuple[Leak, ...] = ()
-    """Who holds them, the largest first."""
-    excused: tuple[Leak, ...] = ()
-    """Of these nobody is to blame: workspaces, and what the exception on its way keeps."""
-    kept_bytes: int = 0
-    """Allocated bytes of those that were declared to be kept."""
+    growers: tuple[Grower, ...]
+    is_exact: bool
+    """Whether the record of allocations has everything that was made meanwhile."""
+    n_blocks: int
+    """Blocks made in the first half of the look that were there at its end."""
+    bytes: int
+    collectable_bytes: int
+    """Of these bytes: those of dead cycles that a pass of the collector frees."""
+    filling_bytes: int
+    """Of these bytes: those in containers that have a limit and are not full."""
+    filling_left_bytes: int
+    """What these containers will take beyond that until they are full."""
+    unattributed_bytes: int
 
 
-def quick(births, things) -> Found | None:
-    """The same as `find` where the things that may keep them explain all births; otherwise None, and the heap must be asked."""
-    known = {(birth.device, birth.address) for birth in births}
-    if known <= set(_reach.storages(things)):
-        return Found(kept_bytes=sum(birth.bytes for birth in births))
-    return None
+class Look:
+    """One look at what grows: a mark, some steps, a middle, as many steps again, and then the blocks and their holders.
 
-
-def find(births, *, keep=(), storages=frozenset(), error=None, thread=None, skip=(), limit=20) -> Found:
-    """Who holds births. A look at the whole heap, some 100 ms and more.
-
-    What can be reached from the objects in `keep` and the storages in `storages` (addresses of their StorageImpl) is
-    meant to stay. `error` is an exception on its way, whose traceback keeps the locals of the calls it left. `thread` is the
-    thread that is asked about, and `skip` are objects of the caller's whose references do not count.
+    Blocks made before the middle that are there at the end have outlived as many steps as lie between. Batches, losses and
+    what else a loop makes anew in each step have not.
     """
-    with _see.looking:
-        keep = tuple(keep)
-        view = _heap.View([*keep, error], [keep, *skip])
-        try:
-            return _found(view, births, keep, storages, error, thread, limit)
-        finally:
-            view.close()
+
+    def __init__(self, device, is_for_replaced):
+        """`is_for_replaced`: also name what is made anew in each step. That takes a second look at the heap."""
+        self.device = device
+        self.seconds = 0.0
+        self.is_for_replaced = is_for_replaced
+        self._first = self._middle = None
+        self._before = {}
+        with _Clock(self):
+            self._mark = _births.mark((device,))
+            counters = self._mark.before.get(device)
+            self._first = counters.n_allocations if counters is not None else None
+
+    @property
+    def is_in_first_half(self) -> bool:
+        """Whether the middle is still to come."""
+        return self._middle is None
+
+    def close(self):
+        """End the recording of allocations. A second time does nothing."""
+        self._mark.close()
+
+    def middle(self, counters):
+        """Note what was made until here."""
+        self._middle = counters.n_allocations
+        if self.is_for_replaced:
+            with _Clock(self):
+                self._before = {grower.path: grower for grower in self._named(self._first, self._middle, 1).growers}
+
+    def end(self, n_steps) -> Found | None:
+        """What of it is still there; `n_steps` lie between begin and middle. None where this allocator does not tell."""
+        if self._first is None or self._middle is None:
+            return None
+        with _Clock(self):
+            found = self._named(self._first, self._middle, n_steps)
+            if self.is_for_replaced:
+                growers = sorted([*found.growers, *self._replaced(n_steps)], key=lambda grower: -grower.bytes_per_step)
+                found = dataclasses.replace(found, growers=tuple(growers[:_LIMIT]))
+        self.close()
+        return found
+
+    def _replaced(self, n_steps):
+        """Holders whose young blocks are larger than at the middle."""
+        for grower in self._named(self._middle, None, 1).growers:
+            before = self._before.get(grower.path)
+            more = grower.bytes - before.bytes if before is not None else 0
+            if more > 0:
+                advice = advice_for(grower.kind, "", is_replaced=True)
+                yield dataclasses.replace(grower, bytes_per_step=more / n_steps, is_replaced=True, advice=advice)
+
+    def _named(self, first, end, n_steps) -> Found:
+        """The live blocks with numbers from `first` on and below `end`, by their holders."""
+        span = (first, end if end is not None else 1 << 62)
+        born = _births.survivors(self._mark, {self.device: [span]})
+        if not born.births:
+            return Found((), born.is_exact, 0, 0, 0, 0, 0, 0)
+        with _see.looking:
+            view = _heap.View()
+            try:
+                return _found(view, self.device, born, n_steps)
+            finally:
+                view.close()
 
 
-def unnamed(births) -> Found:
-    """Births as they are, without a look at who holds them: one for each device, kind `unnamed`."""
-    leaks = []
-    for device in sorted({birth.device for birth in births}):
-        blocks = [birth for birth in births if birth.device == device]
-        n_bytes = sum(block.bytes for block in blocks)
-        path = "not looked at this time"
-        advice = "unhand.report() names all holders."
-        leaks.append(Leak(path, (path,), "unnamed", "", n_bytes, len(blocks), device, _site(blocks), None, advice))
-    return Found(tuple(leaks))
+class _Clock:
+    """Adds the time of a block to the seconds of a look."""
+
+    def __init__(self, look):
+        self._look = look
+
+    def __enter__(self):
+        self._start = time.perf_counter()
+
+    def __exit__(self, *_):
+        self._look.seconds += time.perf_counter() - self._start
 
 
-def _found(view, births, keep, storages, error, thread, limit) -> Found:
-    alive = {birth.address: birth for birth in births if birth.address in view.blocks}
-    kept = {address for address in _kept(view, keep, storages) if address in alive}
-    excused_nodes = _reached(view, [error]) if error is not None else ()
-    leaks, excused = [], []
-    for device in sorted({birth.device for birth in alive.values()}):
-        only = {address for address, birth in alive.items() if birth.device == device and address not in kept}
-        for leak, nodes in _of_device(view, device, only, alive, thread, limit):
-            is_on_its_way = error is not None and leak.kind in ("traceback", "native") and nodes
-            if is_on_its_way and all(node in excused_nodes for node in nodes):
-                leak = _of_error(leak, error)
-                excused.append(leak)
-            elif leak.kind in EXCUSED:
-                excused.append(leak)
-            else:
-                leaks.append(leak)
-    order = sorted(leaks, key=lambda leak: -leak.bytes)
-    excused.sort(key=lambda leak: -leak.bytes)
-    return Found(tuple(order), tuple(excused), sum(alive[address].bytes for address in kept))
-
-
-def _reached(view, things):
-    """The nodes that objects lead to. Classes, modules and running frames have names of their own: it ends there."""
-    starts = [node for node in map(view.heap.node, things) if node is not None]
-    return view.graph.reachable(starts, list(set(view.anchors) - set(starts)))
-
-
-def _kept(view, keep, storages) -> set:
-    """The addresses of blocks that are meant to stay."""
-    kept = {
-        view.storages[cdata].block.address
-        for cdata in storages
-        if cdata in view.storages and view.storages[cdata].block is not None
-    }
-    if keep:
-        reached = _reached(view, keep)
-        kept |= {address for address, node in view.block_nodes.items() if node in reached}
-        pools = {pool for pool, node in view.pool_owners().items() if node in reached}
-        if pools:
-            for segments in view.segments.values():
-                kept |= {block.address for segment in segments if segment.pool in pools for block in segment.blocks}
-    return kept
-
-
-def _of_device(view, device, only, births, thread, limit):
-    """The holders of some blocks on one device, with the nodes that each holds."""
-    if not only:
-        return
-    explanation = _see.Explanation(view, device, only)
+def _found(view, device, born, n_steps) -> Found:
+    addresses = {birth.address for birth in born.births}
+    what = _see.Explanation(view, device, lambda block: block.address in addresses)
     makers = Holders(view)
-    for holding in explanation.held[:limit]:
-        holder = makers.of(holding, device)
-        blocks = [view.object(node) for node in holding[2]]
-        yield _leak(holder, blocks, births, thread), holding[2]
-    rest = explanation.held[limit:]
-    if rest:
-        blocks = [view.object(node) for holding in rest for node in holding[2]]
-        path = f"{len(rest)} more holders"
-        yield _plain(path, "more", "unhand.report() names them too.", device, blocks, births, thread), []
-    if explanation.garbage:
-        holder = explanation._garbage_holder()
-        blocks = [view.object(node) for node in explanation.garbage]
-        yield _leak(holder, blocks, births, thread), []
-    groups: dict = {}
-    for block in explanation.nameless:
-        groups.setdefault(explanation.known.get(block.address), []).append(block)
-    for known, blocks in groups.items():
-        kind, path = known or ("unattributed", "no Python object leads to it")
-        advice = _kinds.advice("native" if known is None else kind, path, 1, "", True)
-        yield _plain(path, kind, advice, device, blocks, births, thread), []
+    growers, filling, filling_left = [], 0, 0
+    for holding in what.held[:_LIMIT]:
+        limit, n_entries = _limit_of(view, holding)
+        of_holding = _growers_of(view, makers, holding, device, n_steps, limit, n_entries)
+        if limit is not None:
+            left = round(holding[3] / len(holding[2]) * (limit - n_entries))
+            filling, filling_left = filling + holding[3], filling_left + left
+            advice = f"It has a limit, and takes {format_bytes(left)} more until it is full, if an entry is a storage."
+            of_holding = [dataclasses.replace(grower, advice=advice) for grower in of_holding]
+        growers += of_holding
+    is_beyond_gc = _is_beyond_gc(view, what.garbage)
+    for holder in what.holders_without_names():
+        grower = _grower(holder, n_steps)
+        if is_beyond_gc and holder.kind == "dead cycle":
+            path = "a dead cycle through .grad and its graph"
+            grower = dataclasses.replace(grower, path=path, paths=(path,), advice=_THROUGH_GRAD)
+        growers.append(grower)
+    growers = _merged(growers)
+    known = [block.bytes for block in what.nameless]
+    return Found(
+        growers=tuple(growers[:_LIMIT]),
+        is_exact=born.is_exact,
+        n_blocks=sum(len(holding[2]) for holding in what.held) + len(what.garbage) + len(known),
+        bytes=sum(holding[3] for holding in what.held) + what.garbage_bytes + sum(known),
+        collectable_bytes=0 if is_beyond_gc else what.garbage_bytes,
+        filling_bytes=filling,
+        filling_left_bytes=filling_left,
+        unattributed_bytes=what.unattributed_bytes,
+    )
 
 
-def _leak(holder, blocks, births, thread) -> Leak:
-    return Leak(
+def _is_beyond_gc(view, garbage) -> bool:
+    """Whether dead cycles go through a gradient that has a graph (`create_graph=True`): native code, which no pass sees."""
+    dead = set(garbage)
+    for node in view.gradients:
+        storage = view.storages.get(view.tensor_storages.get(node))
+        if node in view.with_graph and storage is not None and storage.block is not None:
+            if view.block_nodes[storage.block.address] in dead:
+                return True
+    return False
+
+
+def _merged(growers) -> list[Grower]:
+    """Those with the same path as one: native code has no better name than another native code. The largest first."""
+    found: dict[tuple, Grower] = {}
+    for grower in growers:
+        key = grower.kind, grower.path
+        before = found.get(key)
+        if before is not None:
+            grower = dataclasses.replace(
+                before,
+                bytes=before.bytes + grower.bytes,
+                n_storages=before.n_storages + grower.n_storages,
+                bytes_per_step=before.bytes_per_step + grower.bytes_per_step,
+            )
+        found[key] = grower
+    return sorted(found.values(), key=lambda grower: -grower.bytes)
+
+
+def _growers_of(view, makers, holding, device, n_steps, limit, n_entries) -> list[Grower]:
+    """One for the holding, or, where a single owner gathers in a few places, one for each place."""
+    holder = makers.of(holding, device)
+    grower = _grower(
+        holder,
+        n_steps,
+        site=_site([view.object(node) for node in holding[2]]),
+        limit=limit,
+        n_entries=n_entries,
+    )
+    if not 2 <= len(holder.parts) <= 4 or any(not part.path or part.n_storages < 2 for part in holder.parts):
+        return [grower]
+    return [
+        dataclasses.replace(
+            grower,
+            path=holder.path + part.path,
+            paths=(holder.path + part.path,),
+            type=part.type,
+            bytes=part.bytes,
+            n_storages=part.n_storages,
+            bytes_per_step=part.bytes / n_steps,
+        )
+        for part in holder.parts
+    ]
+
+
+def _grower(holder, n_steps, site=None, limit=None, n_entries=None) -> Grower:
+    return Grower(
         path=holder.path,
         paths=holder.paths,
         kind=holder.kind,
         type=holder.type,
-        bytes=sum(block.bytes for block in blocks),
-        n_storages=len(blocks),
-        device=holder.device,
-        site=_site(blocks),
-        in_thread=_in_thread(blocks, births, thread),
-        advice=holder.advice,
+        bytes=holder.bytes,
+        n_storages=holder.n_storages,
+        bytes_per_step=holder.bytes / n_steps,
+        site=site,
+        limit=limit,
+        n_entries=n_entries,
+        is_replaced=False,
+        advice=advice_for(holder.kind, holder.advice),
     )
 
 
-def _plain(path, kind, advice, device, blocks, births, thread) -> Leak:
-    n_bytes = sum(block.bytes for block in blocks)
-    in_thread = _in_thread(blocks, births, thread)
-    return Leak(path, (path,), kind, "", n_bytes, len(blocks), device, _site(blocks), in_thread, advice)
-
-
-def _of_error(leak, error) -> Leak:
-    """A leak that is none yet: the exception that is leaving keeps the locals of the calls it left."""
-    mark = leak.path.find("at ")
-    path = f"{type(error).__name__} on its way" + (f", {leak.path[mark:]}" if mark >= 0 else "")
-    advice = "The traceback keeps the locals of the calls that failed until the exception is handled and forgotten."
-    values = {name: getattr(leak, name) for name in leak.__slots__}
-    return Leak(**values | {"path": path, "paths": (path,), "kind": "traceback", "advice": advice})
-
-
-def _in_thread(blocks, births, thread):
-    told = {births[block.address].thread for block in blocks if block.address in births}
-    if thread is None or None in told or not told:
-        return None
-    return told == {thread}
-
-
-def _site(blocks):
-    """The line that allocated most of some blocks."""
-    sizes: dict = {}
+def _site(blocks) -> str | None:
+    """The line that allocated most of these bytes, where stacks are recorded."""
+    sizes = collections.Counter()
     for block in blocks:
         place = _blocks.site_of(block)
         if place is not None:
-            sizes[place] = sizes.get(place, 0) + block.bytes
+            sizes[place] += block.bytes
     return max(sizes, key=sizes.__getitem__) if sizes else None
 
 
-def storage_of(tensor):
-    """A weak reference to the storage of a CUDA tensor (PyTorch's `StorageWeakRef`), or None."""
-    torch = sys.modules["torch"]
-    try:
-        with torch._C.DisableTorchFunctionSubclass():
-            if not tensor.is_cuda:
-                return None
-            from torch.multiprocessing.reductions import StorageWeakRef
+def _limit_of(view, holding) -> tuple[int | None, int | None]:
+    """The limit of a container on the way to the blocks that is not full, and what is in it; (None, None) without one."""
+    owners, _, targets, _, _ = holding
+    children = [child for _, child in owners]
+    for target in (targets[0], targets[-1]):
+        paths = [path for path in view.graph.paths_to(target, children) if path]
+        found = [next(filter(None, (_limit(view, node) for node in path)), None) for path in paths]
+        # Each way has to be limited.
+        if not found or None in found:
+            return None, None
+    return min(found, key=lambda pair: pair[0] - pair[1])
 
-            return StorageWeakRef(tensor.untyped_storage())
-    except Exception:
-        # Without a storage of its own, or freed.
+
+def _limit(view, node) -> tuple[int, int] | None:
+    if view.is_added(node):
         return None
+    thing = view.object(node)
+    limit = n_entries = None
+    try:
+        if issubclass(type(thing), collections.deque):
+            limit, n_entries = thing.maxlen, len(thing)
+        elif type(thing) is _LRU:
+            limit, n_entries = thing.cache_info()[2:4]
+        elif issubclass(type(thing), queue.Queue):
+            limit, n_entries = thing.maxsize or None, len(thing.queue)
+    except Exception:
+        # Subclasses have code of their own.
+        return None
+    return (limit, n_entries) if limit is not None and n_entries < limit else None
+
+
+_LRU = type(functools.lru_cache(int))

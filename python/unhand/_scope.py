@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 
-from unhand import _allocator, _births, _counters, _keep, _leaks
+from unhand import _allocator, _births, _counters, _keep, _survivors
 from unhand._native import format_bytes
 from unhand._scope_answer import ScopeDevice, ScopeNode, ScopeResult
 from unhand.errors import LeakError
@@ -21,7 +21,7 @@ _open: dict[int, "Run"] = {}
 _ALWAYS = 8
 """So often the heap is looked at for a scope of one name. Then at powers of two: a step of training comes thousands of times."""
 
-_NOTHING = _leaks.Found()
+_NOTHING = _survivors.Found()
 
 _looks: dict[str, int] = {}
 """How often scopes left something behind, by name."""
@@ -45,7 +45,7 @@ class Scope:
     def result(self) -> ScopeResult | None:
         """The answer of the last time the scope was left; None before."""
         if isinstance(self._last, Run):
-            self._last = self._last.answer(_leaks.Found(), None)
+            self._last = self._last.answer(_survivors.Found(), None)
         return self._last
 
     def keep(self, thing):
@@ -399,7 +399,7 @@ class Run:
         if not is_strict:
             return
         if error is None:
-            raise LeakError(str(result), result)
+            raise LeakError(str(result), result=result)
         if hasattr(error, "add_note"):
             error.add_note(str(result))
 
@@ -449,7 +449,7 @@ class Run:
         keep = [thing for one in (declared, self.keep) for thing in one.resolved(frame, namespace, self.notes)]
         keep += passed
         if keep:
-            found = _leaks.quick(births, keep)
+            found = _survivors.quick(births, keep)
             if found is not None:
                 return found, None
         if _allocator.is_capturing():
@@ -459,20 +459,20 @@ class Run:
         if not (self.strict or self.free or _is_due(self.scope.name)):
             self.notes.append("it left something behind many times already, and who holds it is not looked at each time")
             self.is_exact = False
-            return _leaks.unnamed(births), None
+            return _survivors.unnamed(births), None
         found, freed = self._find(births, keep, error), None
         if self.free and found.leaks:
             from unhand import _free
 
             freed = _free.free()
             births = self._births([])
-            found = self._find(births, keep, error) if births else _leaks.Found()
+            found = self._find(births, keep, error) if births else _survivors.Found()
         if found.leaks:
             self._say_who_else(found, self.notes)
         return found, freed
 
     def _find(self, births, keep, error):
-        return _leaks.find(
+        return _survivors.find(
             births,
             keep=keep,
             storages=self.scope._declared.alive() | self.keep.alive(),

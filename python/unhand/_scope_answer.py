@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from unhand._free import Freed
-from unhand._leaks import Leak
+from unhand._survivors import Leak
 from unhand._native import format_bytes
 
 

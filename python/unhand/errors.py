@@ -14,8 +14,11 @@ class CaptureError(Error, RuntimeError):
 
 
 class LeakError(Error, RuntimeError):
-    """GPU memory that was born inside of a scope outlives it; `result` is the scope's answer."""
+    """Memory outlives what it was made for.
 
-    def __init__(self, message, result=None):
+    `verdict` is the `Verdict` of `unhand.watch`, `result` the `ScopeResult` of `unhand.scope`; None where another raised it.
+    """
+
+    def __init__(self, message, verdict=None, result=None):
         super().__init__(message)
-        self.result = result
+        self.verdict, self.result = verdict, result

@@ -336,6 +336,7 @@ def check_sites_come_from_the_user_s_recording():
 
 
 def check_a_generator_counts_what_it_does_itself():
+    block()
     outside = []
 
     @unhand.scope("batches", strict=True)
@@ -415,6 +416,7 @@ def check_a_generator_is_driven_as_without():
 
 
 def check_tasks_do_not_blame_each_other():
+    block()
     async def main_task():
         @unhand.scope("clean", strict=True)
         async def clean():
@@ -442,6 +444,7 @@ def check_tasks_do_not_blame_each_other():
 
 
 def check_async_with_and_its_neighbours():
+    block()
     async def one(event, other):
         async with unhand.scope("one") as scope:
             event.set()
@@ -473,6 +476,7 @@ def check_async_with_and_its_neighbours():
 
 
 def check_async_generators():
+    block()
     closed = []
 
     @unhand.scope("stream", strict=True)
@@ -535,6 +539,7 @@ def check_a_cancelled_task_closes_its_scope():
 
 
 def check_threads_do_not_blame_each_other():
+    block()
     start, stop = threading.Barrier(2), threading.Barrier(2)
     theirs = []
 
@@ -562,6 +567,7 @@ def check_threads_do_not_blame_each_other():
 
 
 def check_a_thread_without_a_scope_is_told():
+    block()
     kept = {}
     thread = threading.Thread(target=lambda: (kept.setdefault("plain", block(64)), stop.wait()))
     stop = threading.Event()
