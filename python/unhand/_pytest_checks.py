@@ -32,7 +32,7 @@ class LeakRule:
     n_warmups: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Test:
     """One run of one test, and what was found."""
 
@@ -74,7 +74,7 @@ class Checks:
         if options.gpu_fail_on_increase and hasattr(config, "cache"):
             self.last_peaks = config.cache.get(_pytest_summary.CACHE_KEY, {})
         self.adopted = {}
-        """What fixtures that outlive a test have: bytes by device."""
+        """What fixtures that outlive a test have; see `_pytest_leaks.Watch`."""
         self.test: Test | None = None
 
     # The test
@@ -165,11 +165,10 @@ class Checks:
                 # pytest drops these in a moment. What the failed test had goes now, not in favour of this one.
                 test.watch.rebase(_pytest_leaks.forget_last_error)
             if test.rule.n_warmups:
-                with test.watch.adopting(test):
+                with test.watch.adopting():
                     for _ in range(test.rule.n_warmups):
                         item.runtest()
                     gc.collect()
-                self.adopted.pop(test, None)
         if test.is_measured:
             test.recording = _pytest_peaks.Recording(self.options.gpu_stacks, with_sites=self._wants_sites(test))
             test.recording.start()

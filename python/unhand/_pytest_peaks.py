@@ -223,7 +223,10 @@ def _peak_of_parts(parts, name, there) -> tuple[int | None, int | None]:
             known = max(known, peak)
             continue
         earlier, was = getattr(begin, f"peak_{name}"), getattr(begin, name)
-        if peak > earlier or earlier == was:
+        nothing_came = begin.n_allocations is not None and begin.n_allocations == end.n_allocations
+        if nothing_came:
+            known = max(known, was)
+        elif peak > earlier or earlier == was:
             known = max(known, peak)
         else:
             # Below an earlier peak. Lower than that it cannot become but by a reset that nobody saw.
