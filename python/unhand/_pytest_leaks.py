@@ -6,7 +6,7 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from unhand import _allocator, _blocks, _counters, _heap, _see
+from unhand import _allocator, _blocks, _counters, _heap, _kinds, _see
 from unhand._holders import Holders
 from unhand._native import format_bytes
 
@@ -30,11 +30,14 @@ class Survivor:
     """How many those are."""
     n_more_paths: int
     """How many other references hold the same."""
+    advice: str
+    """What to do, in one sentence."""
 
     def __str__(self):
         more = f", and {self.n_more_paths} more references" if self.n_more_paths > 1 else ""
         more = ", and 1 more reference" if self.n_more_paths == 1 else more
-        return f"{format_bytes(self.allocated_bytes):>10}  {self.kind:<15}  {self.path}  ({_blocks.count(self.n_blocks)}{more})"
+        line = f"{format_bytes(self.allocated_bytes):>10}  {self.kind:<15}  {self.path}  ({_blocks.count(self.n_blocks)}{more})"
+        return f"{line}\n{'':31}{self.advice}" if self.advice else line
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +184,10 @@ def _survivors(view, device, new) -> tuple[tuple[Survivor, ...], int]:
     shown = sum(one.allocated_bytes for one in found)
     more = sum(holding[3] for holding in held) - shown
     if more:
-        found.append(Survivor("more holders", "", more, sum(len(holding[2]) for holding in held[_SHOWN:]), 0))
+        found.append(Survivor("in more holders", "", more, sum(len(holding[2]) for holding in held[_SHOWN:]), 0, ""))
     if unheld:
         n_bytes = sum(view.object(node).bytes for node in unheld)
-        found.append(Survivor("a dead cycle: no pass of the collector was made", "dead cycle", n_bytes, len(unheld), 0))
+        found.append(_unnamed("dead cycle", "a dead cycle", n_bytes, len(unheld)))
     nameless = [block for block in new if block.address not in view.block_nodes]
     known = _blocks.known(view, device, nameless) if nameless else {}
     kept = 0
@@ -195,11 +198,15 @@ def _survivors(view, device, new) -> tuple[tuple[Survivor, ...], int]:
             kept += block.bytes
         else:
             groups.setdefault((kind, path), []).append(block.bytes)
-    found += [Survivor(path, kind, sum(sizes), len(sizes), 0) for (kind, path), sizes in groups.items()]
+    found += [_unnamed(kind, path, sum(sizes), len(sizes)) for (kind, path), sizes in groups.items()]
     return tuple(sorted(found, key=lambda one: -one.allocated_bytes)), kept
 
 
 _SHOWN = 10
+
+
+def _unnamed(kind, path, n_bytes, n_blocks) -> Survivor:
+    return Survivor(path, kind, n_bytes, n_blocks, 0, _kinds.advice(kind, path, 1, "", True))
 
 
 def _survivor(holder) -> Survivor:
@@ -207,7 +214,8 @@ def _survivor(holder) -> Survivor:
     # What pytest itself keeps on the way to a fixture is no news.
     paths.sort(key=lambda path: not path.startswith("fixture `"))
     kind = "fixture" if paths[0].startswith("fixture `") else holder.kind
-    return Survivor(paths[0], kind, holder.bytes, holder.n_storages, len(paths) - 1)
+    advice = "The fixture outlives the test: undo in the test what it did to it, or allow as much." if kind == "fixture" else holder.advice
+    return Survivor(paths[0], kind, holder.bytes, holder.n_storages, len(paths) - 1, advice)
 
 
 def _in_words_of_pytest(path) -> str:
