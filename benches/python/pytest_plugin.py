@@ -16,7 +16,9 @@ WAYS = {
     "no plugin": [],
     "plugin loaded, nothing asked": ["-p", "unhand.pytest_plugin"],
     "no_gpu_leak on all tests": ["-p", "unhand.pytest_plugin", "--gpu-no-leak"],
-    "no_gpu_leak and peaks of all tests": ["-p", "unhand.pytest_plugin", "--gpu-no-leak", "--gpu-report-json=FOLDER/out.json"],
+    "no_gpu_leak and peaks of all tests": [
+        "-p", "unhand.pytest_plugin", "--gpu-no-leak", "--gpu-report-json=FOLDER/out.json"
+    ],
     "CudaMemoryLeakCheck on all tests": ["-p", "torch_s_own"],
 }
 

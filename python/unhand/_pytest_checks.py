@@ -76,6 +76,7 @@ class Checks:
         self.adopted = {}
         """What fixtures that outlive a test have; see `_pytest_leaks.Watch`."""
         self.test: Test | None = None
+        self._has_gpu = None
 
     # The test
 
@@ -126,7 +127,8 @@ class Checks:
             )
             if test.verdict.leaks:
                 _fail(item, report, "\n".join(f"{item.name} {leak}" for leak in test.verdict.leaks))
-        self._note_unchecked(test)
+        if self._is_without_gpu():
+            test.notes.append("no GPU: torch.cuda.is_available() is False")
         report.unhand_gpu = test.to_dict()
         self.test = None
 
@@ -221,16 +223,13 @@ class Checks:
                 pickle.dump(test.recording.look, file, protocol=4)
         test.recording = None
 
-    def _note_unchecked(self, test):
-        if _allocator.started_torch() is not None:
-            return
-        torch = sys.modules.get("torch")
-        if torch is None:
-            test.notes.append("PyTorch was not imported")
-        elif not torch.cuda.is_available():
-            test.notes.append("no GPU: torch.cuda.is_available() is False")
+    def _is_without_gpu(self) -> bool:
+        """Whether PyTorch is there and no GPU is. Without PyTorch there is nothing to check."""
+        if self._has_gpu is None and "torch" in sys.modules:
+            self._has_gpu = _allocator.started_torch() is not None or sys.modules["torch"].cuda.is_available()
+        return self._has_gpu is False
 
-    def gpu_memory(self, item):
+    def gpu_memory(self):
         """What the fixture of that name gives."""
         return GpuMemory(self.test)
 

@@ -36,7 +36,8 @@ class Survivor:
     def __str__(self):
         more = f", and {self.n_more_paths} more references" if self.n_more_paths > 1 else ""
         more = ", and 1 more reference" if self.n_more_paths == 1 else more
-        line = f"{format_bytes(self.allocated_bytes):>10}  {self.kind:<15}  {self.path}  ({_blocks.count(self.n_blocks)}{more})"
+        what = f"{self.path}  ({_blocks.count(self.n_blocks)}{more})"
+        line = f"{format_bytes(self.allocated_bytes):>10}  {self.kind:<15}  {what}"
         return f"{line}\n{'':31}{self.advice}" if self.advice else line
 
 
@@ -203,6 +204,7 @@ def _survivors(view, device, new) -> tuple[tuple[Survivor, ...], int]:
 
 
 _SHOWN = 10
+_ADVICE_FOR_FIXTURES = "The fixture outlives the test: undo in the test what it did to it, or allow as much."
 
 
 def _unnamed(kind, path, n_bytes, n_blocks) -> Survivor:
@@ -214,7 +216,7 @@ def _survivor(holder) -> Survivor:
     # What pytest itself keeps on the way to a fixture is no news.
     paths.sort(key=lambda path: not path.startswith("fixture `"))
     kind = "fixture" if paths[0].startswith("fixture `") else holder.kind
-    advice = "The fixture outlives the test: undo in the test what it did to it, or allow as much." if kind == "fixture" else holder.advice
+    advice = _ADVICE_FOR_FIXTURES if kind == "fixture" else holder.advice
     return Survivor(paths[0], kind, holder.bytes, holder.n_storages, len(paths) - 1, advice)
 
 

@@ -1,4 +1,4 @@
-"""What a session of tests found, in one place: the section at the end, the JSON file, the peaks to compare with next time."""
+"""What a session of tests found: the section at the end, the JSON file, the peaks to compare with next time."""
 
 import json
 import os
@@ -13,6 +13,7 @@ class Summary:
         self.config, self.options = config, config.option
         self.tests: dict[str, dict] = {}
         """Node id to figures, of the last run of each test."""
+        self.failed: set[str] = set()
 
     def pytest_runtest_logreport(self, report):
         found = getattr(report, "unhand_gpu", None)
@@ -20,7 +21,7 @@ class Summary:
             self.tests[report.nodeid] = {**found, "outcome": report.outcome}
         elif report.when == "call" and report.failed:
             # Its peak is no measure for the next run.
-            self.failed = {*getattr(self, "failed", ()), report.nodeid}
+            self.failed.add(report.nodeid)
 
     def pytest_sessionfinish(self):
         if self.options.gpu_report_json:
@@ -49,7 +50,8 @@ class Summary:
         if not shown:
             yield "no test allocated GPU memory"
             return
-        yield f"largest peaks of allocated GPU memory, above what was there when the test began ({len(shown)} of {len(self.tests)} tests)"
+        n_tests = f"({len(shown)} of {len(self.tests)} tests)"
+        yield f"largest peaks of allocated GPU memory, above what was there when the test began {n_tests}"
         for peak, nodeid in shown:
             least = "" if peak["is_exact"] else "at least "
             device = f"  on cuda:{peak['device']}" if peak["device"] else ""
@@ -86,9 +88,9 @@ class Summary:
     def _remember_peaks(self):
         peaks = self.config.cache.get(CACHE_KEY, {})
         for nodeid, test in self.tests.items():
-            if nodeid not in getattr(self, "failed", ()) and test["outcome"] == "passed" and test["peaks"]:
-                known = {str(peak["device"]): peak["allocated_bytes"] for peak in test["peaks"] if peak["is_exact"]}
-                peaks[nodeid] = known
+            if nodeid not in self.failed and test["outcome"] == "passed" and test["peaks"]:
+                exact = [peak for peak in test["peaks"] if peak["is_exact"]]
+                peaks[nodeid] = {str(peak["device"]): peak["allocated_bytes"] for peak in exact}
         self.config.cache.set(CACHE_KEY, peaks)
 
 

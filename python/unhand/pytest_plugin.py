@@ -92,7 +92,7 @@ def _wants_something(item) -> bool:
 def gpu_memory(request):
     """GPU memory of this test so far: `grown_bytes()`, `peak_bytes()`, `sites()`, `counters()`, each with `device=None`."""
     checks = request.config.pluginmanager.get_plugin("unhand-checks")
-    return checks.gpu_memory(request.node)
+    return checks.gpu_memory()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What of the pytest plugin needs neither pytest nor PyTorch: what loading costs, sizes, peaks of a history, the child process."""
+"""What of the pytest plugin needs neither pytest nor PyTorch: loading it, sizes, peaks of a history, the child process."""
 
 import importlib.util
 import json
@@ -231,7 +231,8 @@ def check_a_session_starts_itself_again():
 
     said = with_environment(call, UNHAND_STANDIN_RUN="{folder}/launcher")
     assert said == "1 ['--standin', 'a b'] t4 2\n", said
-    said = with_environment(lambda folder: call(folder, '#!/bin/sh\nshift 3\nexec "$@"\n'), UNHAND_STANDIN_RUN="{folder}/launcher")
+    idle = '#!/bin/sh\nshift 3\nexec "$@"\n'
+    said = with_environment(lambda folder: call(folder, idle), UNHAND_STANDIN_RUN="{folder}/launcher")
     assert said == "unavailable: the session was started again, and is not on the stand-in\n", said
 
 

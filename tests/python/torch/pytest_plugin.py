@@ -1,108 +1,22 @@
-"""The pytest plugin under the real pytest: limits, leaks, fixtures, what the section at the end says, workers.
+"""The pytest plugin under the real pytest: limits, leaks, fixtures, what the section at the end says.
 
-Most checks run pytest in this process, on a file of their own: `import torch` is what costs time.
+Each check runs pytest in this process, on a file of its own: `import torch` is what costs time.
 """
 # packages: pytest
 
-import contextlib
 import gc
-import io
 import json
 import os
 import subprocess
 import sys
-import tempfile
-import textwrap
-from dataclasses import dataclass
 from pathlib import Path
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# Not this folder: the module of the same name as this file is meant to be unhand's.
-sys.path[:] = [folder for folder in sys.path if os.path.abspath(folder or ".") != HERE]
 sys.path.insert(0, os.path.join(HERE, "..", "..", "standin"))
 
-import pytest
 import torch
+from _sessions import FOLDER, MIB, passes, run
 from bench import main
-
-MIB = 1 << 20
-FOLDER = tempfile.TemporaryDirectory()
-HEAD = """
-import gc, sys, unittest
-import pytest, torch
-MIB = 1 << 20
-def big(mib, device="cuda"):
-    return torch.empty(mib * MIB, dtype=torch.uint8, device=device)
-"""
-OPTIONS = ["-p", "unhand.pytest_plugin", "--capture=sys", "-p", "no:anyio", "-q", "-rN"]
-
-
-@dataclass
-class Ran:
-    """A session of pytest."""
-
-    code: int
-    text: str
-    outcomes: dict
-    """(name of the test, phase) to outcome."""
-    words: dict
-    """Name of the test to all that its reports say."""
-    figures: dict
-
-    def section(self):
-        """The section at the end, without its title."""
-        if "GPU memory ====" not in self.text:
-            return ""
-        lines = self.text.split("GPU memory ====", 1)[1].splitlines()[1:]
-        # The last one counts the tests.
-        return "\n".join(lines[:-1])
-
-
-class Reports:
-    def __init__(self):
-        self.outcomes, self.words, self.figures = {}, {}, {}
-
-    def pytest_runtest_logreport(self, report):
-        name = report.nodeid.partition("::")[2]
-        self.outcomes[name, report.when] = report.outcome
-        self.words[name] = self.words.get(name, "") + report.longreprtext
-        if hasattr(report, "unhand_gpu"):
-            self.figures[name] = report.unhand_gpu
-
-
-def write(source, name):
-    path = Path(FOLDER.name, f"test_{name}.py")
-    path.write_text(HEAD + textwrap.dedent(source), encoding="utf-8")
-    return path
-
-
-def run(source, *options, name=None):
-    """A session on one file, in this process. With a name there is a cache from one session to the next."""
-    cache = [] if name else ["-p", "no:cacheprovider"]
-    name = name or f"session{len(os.listdir(FOLDER.name))}"
-    path, reports, said = write(source, name), Reports(), io.StringIO()
-    options = [*OPTIONS, f"--rootdir={FOLDER.name}", "-c", os.devnull, *cache, *options]
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        code = pytest.main([*options, str(path)], plugins=[reports])
-    sys.modules.pop(f"test_{name}", None)
-    for word in ("last_type", "last_value", "last_traceback", "last_exc"):
-        if hasattr(sys, word):
-            delattr(sys, word)
-    gc.collect()
-    return Ran(int(code), said.getvalue(), reports.outcomes, reports.words, reports.figures)
-
-
-def child(path, *options, **environment):
-    """A session in a process of its own."""
-    words = [sys.executable, "-m", "pytest", *OPTIONS, f"--rootdir={FOLDER.name}", "-c", os.devnull, *options, str(path)]
-    environment = {**os.environ, "UNHAND_PYTEST_STANDIN": "", **environment}
-    return subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300, cwd=FOLDER.name)
-
-
-def passes(ran, *names):
-    for name in names:
-        for phase in ("setup", "call", "teardown"):
-            assert ran.outcomes[name, phase] == "passed", f"{name} {phase}\n{ran.text}"
 
 
 # Limits
@@ -234,7 +148,8 @@ def check_expected_failures_and_unittest():
     """)
     assert ran.outcomes["test_known", "call"] == "skipped" and ran.outcomes["TestCase::test_fits", "call"] == "passed"
     assert "over its limit" in ran.words["TestCase::test_does_not"], ran.text
-    assert "1 != 2" in ran.words["TestCase::test_fails_itself"] and "over its limit" not in ran.words["TestCase::test_fails_itself"]
+    words = ran.words["TestCase::test_fails_itself"]
+    assert "1 != 2" in words and "over its limit" not in words, words
 
 
 # Leaks
@@ -325,7 +240,8 @@ def check_a_failure_s_own_traceback_is_no_leak_and_hides_none():
             pytest.skip("no")
     """, "--gpu-no-leak")
     assert ran.outcomes["test_fails", "call"] == "failed" and ran.outcomes["test_fails", "teardown"] == "passed", ran.text
-    assert ran.outcomes["test_leaks_after_it", "teardown"] == "failed" and "8.0 MiB" in ran.words["test_leaks_after_it"], ran.text
+    assert ran.outcomes["test_leaks_after_it", "teardown"] == "failed", ran.text
+    assert "8.0 MiB" in ran.words["test_leaks_after_it"], ran.text
     passes(ran, "test_fine")
     assert not ran.figures["test_fails"]["is_checked_for_leaks"] and ran.outcomes["test_skips", "teardown"] == "passed"
 
@@ -522,34 +438,28 @@ def check_a_test_that_records_itself():
             big(3)
             torch.cuda.memory._record_memory_history(enabled=None)
     """)
-    assert ran.outcomes["test_records", "call"] == "passed" and "test_records: its peak is not known" in ran.section(), ran.text
+    assert ran.outcomes["test_records", "call"] == "passed", ran.text
+    assert "test_records: its peak is not known" in ran.section(), ran.text
     assert "3.0 MiB of GPU memory" in ran.words["test_known_from_counters"], ran.text
     assert not torch._C._cuda_isHistoryEnabled()
 
 
-# Processes
-
-
-def check_workers_send_their_figures():
-    """pytest-xdist with two workers: one section and one file, of what both found."""
-    path = write("""
-        kept = []
-        @pytest.mark.limit_gpu("100 MiB")
-        @pytest.mark.parametrize("n", range(4))
-        def test_grows(n):
-            big(10 + 2 * n)
-        @pytest.mark.no_gpu_leak
-        def test_leaks():
-            kept.append(big(2))
-    """, "workers")
-    report = os.path.join(FOLDER.name, "workers.json")
-    done = child(path, "-p", "xdist", "-n2", "--gpu-most-allocations=2", f"--gpu-report-json={report}")
-    text = done.stdout + done.stderr
-    assert done.returncode == 1 and "5 passed, 1 error" in text, text
-    assert text.count("= GPU memory =") == 1 and "16.0 MiB  test_workers.py::test_grows[3]" in text, text
-    assert "test_workers.kept[0]" in text, text
-    with open(report, encoding="utf-8") as file:
-        assert len(json.load(file)["tests"]) == 5
+def check_without_a_gpu_tests_run_and_nothing_is_checked():
+    is_initialized, is_available = torch.cuda.is_initialized, torch.cuda.is_available
+    torch.cuda.is_initialized = torch.cuda.is_available = lambda: False
+    try:
+        ran = run("""
+            @pytest.mark.limit_gpu("1 MiB")
+            @pytest.mark.no_gpu_leak
+            def test_runs(gpu_memory):
+                assert gpu_memory.peak_bytes() == gpu_memory.grown_bytes() == 0 and gpu_memory.counters() is None
+            def test_is_not_asked_about():
+                pass
+        """)
+    finally:
+        torch.cuda.is_initialized, torch.cuda.is_available = is_initialized, is_available
+    passes(ran, "test_runs", "test_is_not_asked_about")
+    assert ran.section().startswith("not checked: test_session") and "test_runs: no GPU" in ran.section(), ran.text
 
 
 def check_an_increase_since_the_last_successful_run():
@@ -571,36 +481,6 @@ def check_an_increase_since_the_last_successful_run():
         outcomes = [outcome for (_, phase), outcome in ran.outcomes.items() if phase == "call"]
         assert outcomes.count("failed") == n_failed, (sizes_now, ran.text)
     assert "2.0 MiB more than in its last successful run" in ran.text and "big()  (1 block)" in ran.text, ran.text
-
-
-def check_the_session_starts_itself_on_the_stand_in():
-    """This is the stand-in, so what is asked for is other devices: the session starts itself again with those."""
-    path = write("""
-        import os
-        def on_three():
-            assert WORD == "seen"
-            x = torch.ones(4, device="cuda:2")
-            print("printed")
-            return [torch.cuda.device_count(), torch.cuda.mem_get_info(2)[1]]
-        WORD = "seen"
-        def test_devices():
-            assert torch.cuda.device_count() == 2 and torch.cuda.mem_get_info()[1] == 4 << 30
-        @pytest.mark.limit_gpu("3 MiB")
-        def test_each_device_has_its_own():
-            a = big(3, "cuda:0"); b = big(3, "cuda:1")
-        @pytest.mark.limit_gpu("3 MiB")
-        def test_the_other_device():
-            a = big(1, "cuda:0"); b = big(5, "cuda:1")
-        def test_child(standin):
-            done = standin.run(on_three, devices=3, memory="2 GiB")
-            assert done.value == [3, 2 << 30] and done.stdout == "printed\\n" and done.exit_code == 0
-            with pytest.raises(Exception, match="from the child") as caught:
-                standin.run("def fails():\\n    raise KeyError('from the child')\\nfails()")
-            assert type(caught.value).__name__ == "StandinError" and "in fails" in str(caught.value)
-    """, "standin")
-    done = child(path, "--standin", "--standin-memory=4GiB", "--standin-devices=2", "-rf")
-    assert done.returncode == 1 and "1 failed, 3 passed" in done.stdout, done.stdout + done.stderr
-    assert "had 5.0 MiB of GPU memory allocated at its peak on cuda:1" in done.stdout, done.stdout
 
 
 if __name__ == "__main__":
