@@ -15,3 +15,11 @@ class CaptureError(Error, RuntimeError):
 
 class StandinError(Error, RuntimeError):
     """What was run on the stand-in failed there; its traceback is in the message."""
+
+
+class LeakError(Error, RuntimeError):
+    """Memory outlives what it was made for. `verdict` is the `Verdict` of `unhand.watch`; None elsewhere."""
+
+    def __init__(self, message, verdict=None):
+        super().__init__(message)
+        self.verdict = verdict
