@@ -317,20 +317,22 @@ class Watch:
         if found is None:
             finding = _Finding("leak", look_seconds=look.seconds, advice="This allocator does not tell which blocks are new.")
             return self._conclude(finding)
+        waited, left = n - rise.since, self._samples_left()
         lasting = found.bytes if rise.trend is self._allocated else found.n_blocks
         finding = _Finding("leak", found.growers, found.unattributed_bytes / self._steps(), look.seconds)
         if lasting and lasting >= expected:
             room = self._room_bytes()
+            fits = room is None or found.filling_left_bytes < room
+            # A full one whose entries become larger has no limit in bytes.
+            is_urgent = not found.filling_left_bytes and left is not None and left < waited
             if found.collectable_bytes > found.bytes / 2:
                 finding.kind, finding.advice = "dead cycles", _dead_cycles()
-            elif found.filling_bytes > found.bytes / 2 and (room is None or found.filling_left_bytes < room):
+            elif found.filling_bytes > found.bytes / 2 and fits and not is_urgent:
                 finding.kind = "filling"
                 n_to_go = found.filling_left_bytes / max(1.0, found.filling_bytes / self._look_span)
-                finding.look_again = n + self._need + round(1.1 * n_to_go)
+                finding.look_again = n + max(self._need, round(1.1 * n_to_go), waited if not n_to_go else 0)
             return self._conclude(finding)
         # What grows is made anew in each step. A sequence grows so until its end, and a batch while a curriculum goes on.
-        waited = n - rise.since
-        left = self._samples_left()
         if look.is_for_replaced and (found.growers or not found.is_exact) and (waited >= 4 * self._need or (left is not None and left < waited)):
             return self._conclude(finding)
         self._next_look = max(n + 16, rise.since + 4 * self._need) if not look.is_for_replaced else n + max(128, waited)
