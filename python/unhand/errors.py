@@ -11,3 +11,18 @@ class FreedError(Error, RuntimeError):
 
 class CaptureError(Error, RuntimeError):
     """Refused while a CUDA graph is being captured: releasing memory would break the capture."""
+
+
+class StandinError(Error, RuntimeError):
+    """What was run on the stand-in failed there; its traceback is in the message."""
+
+
+class LeakError(Error, RuntimeError):
+    """Memory outlives what it was made for.
+
+    `verdict` is the `Verdict` of `unhand.watch`, `result` the `ScopeResult` of `unhand.scope`; None where another raised it.
+    """
+
+    def __init__(self, message, verdict=None, result=None):
+        super().__init__(message)
+        self.verdict, self.result = verdict, result

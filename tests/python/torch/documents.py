@@ -3,6 +3,7 @@
 A line `...` in a document stands for any number of lines. What is shown comes from the release of PyTorch that the guides
 name; with another one the examples have to run, and print the same headings.
 """
+# packages: pytest
 
 import ast
 import dataclasses
@@ -19,11 +20,17 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "standin"))
 import torch
 from bench import main
 
-from unhand import _actions, _free, _holders, _kinds, _ladder, _see
+from unhand import _actions, _free, _holders, _kinds, _ladder, _scope_answer, _see, _survivors, _verdict
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "install", "dry-run")
-COMMAND = re.compile(r"\$ ((?:python3|unhand dry-run) (?:.* )?(examples/\S+\.py).*)$")
+GUIDES = ("report", "holders", "free", "scope", "install", "watch", "pytest", "dry-run")
+COMMAND = re.compile(r"\$ ((?:python3|pytest|unhand dry-run) (?:.* )?(examples/\S+\.py).*)$")
+# How each program is started, and how it may end: some of the tests are meant to fail, and not everything fits.
+PROGRAMS = {
+    "python3": ([], {0}),
+    "pytest": (["-m", "pytest", "-p", "unhand.pytest_plugin", "-p", "no:cacheprovider"], {1}),
+    "unhand": (["-m", "unhand"], {0, 1}),
+}
 
 
 def read(*path):
@@ -41,12 +48,11 @@ def examples():
 
 @functools.lru_cache
 def output(command):
-    """What an example prints, on the stand-in that this process runs on: children inherit it."""
-    words = command.replace("unhand", "python3 -m unhand", 1) if command.startswith("unhand") else command
-    words = [sys.executable, *words.split()[1:]]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    # A dry run ends with 1 where something does not fit.
-    assert done.returncode in ((0, 1) if command.startswith("unhand") else (0,)), f"{command}: {done.returncode}\n{done.stderr}"
+    """What a command prints, on the stand-in that this process runs on: children inherit it."""
+    program, *rest = command.split()
+    words, codes = PROGRAMS[program]
+    done = subprocess.run([sys.executable, *words, *rest], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode in codes, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
@@ -125,6 +131,8 @@ def check_every_field_is_in_its_guide():
         "report": (_ladder.Ladder, _see.DeviceReport, _see.Report, _see.Site),
         "holders": (_holders.Holder, _holders.Part, _see.HolderList),
         "free": (_free.Freed, _actions.Action),
+        "scope": (_scope_answer.ScopeResult, _scope_answer.ScopeDevice, _scope_answer.ScopeNode, _survivors.Leak),
+        "watch": (_verdict.Verdict, _verdict.Grower, _verdict.Forecast),
     }.items():
         text = guide(name)
         fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
@@ -141,10 +149,16 @@ def check_every_kind_is_explained():
     assert not missing, f"docs/guides/holders.md does not explain {missing}"
 
 
+def check_every_verdict_is_explained():
+    text = guide("watch")
+    missing = [kind for kind in _verdict.KINDS if not re.search(rf"^\| `{kind}` \|", text, re.MULTILINE)]
+    assert not missing, f"docs/guides/watch.md does not explain {missing}"
+
+
 def check_every_field_says_what_it_is():
     """Each field of an answer has a sentence after it."""
     silent = []
-    for module in (_see, _holders, _ladder, _free, _actions):
+    for module in (_see, _holders, _ladder, _free, _actions, _survivors, _scope_answer, _verdict):
         for node in ast.parse(read("python", "unhand", os.path.basename(module.__file__))).body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_") or not ast.get_docstring(node):
                 continue
