@@ -151,6 +151,9 @@ fn judged(ran: &Ran, value: u64, name: &str, target: &Target) -> Result<Probe, F
     if facts.devices.is_empty() { Err(nothing()) } else { Ok(probe) }
 }
 
+/// A run is at most so many times as large as the largest that is known to fit: a wrong guess must not take all day.
+const STRIDE: u64 = 4;
+
 /// Finds the largest value whose probe fits, if what does not fit stays so for larger values.
 ///
 /// Memory mostly grows by the same amount with each unit, so the line through two probes says where it meets the limit.
@@ -160,44 +163,44 @@ fn search(
     limit_bytes: u64,
     mut probe: impl FnMut(u64) -> Result<Probe, Failure>,
 ) -> Result<(Option<u64>, Vec<Probe>), Failure> {
-    let mut runs = vec![probe(range.low)?];
-    if !runs[0].fits {
+    let first = probe(range.low)?;
+    let mut runs = vec![first];
+    if !first.fits {
         return Ok((None, runs));
     }
-    // The largest that is known to fit, and the smallest that is not known to be worth a try.
-    let (mut fits, mut beyond) = (range.low, range.high.saturating_add(1));
+    // The largest that is known to fit, and the smallest that does not, if there is one.
+    let (mut below, mut above) = (first, None::<Probe>);
     let mut is_middle_due = false;
-    while beyond - fits > 1 {
-        let middle = fits + (beyond - fits) / 2;
-        let guess = match runs.as_slice() {
-            // The second point of the line: near enough to be quick, far enough to tell.
-            [first] => first.value.saturating_mul(2).max(first.value + 1),
-            _ if is_middle_due => middle,
-            runs => guess(runs, limit_bytes).unwrap_or(middle),
+    loop {
+        let beyond = above.map_or(range.high.saturating_add(1), |above| above.value);
+        let left = beyond - below.value;
+        if left <= 1 {
+            return Ok((Some(below.value), runs));
+        }
+        let guess = match above {
+            Some(_) if is_middle_due => below.value + left / 2,
+            Some(above) => meets(below, above, limit_bytes).unwrap_or(below.value + left / 2),
+            // Twice is near enough to be quick, and far enough to tell how memory grows.
+            None if runs.len() == 1 => first.value.saturating_mul(2),
+            None => {
+                let farthest = below.value.saturating_mul(STRIDE);
+                meets(first, below, limit_bytes).map_or(farthest, |value| value.min(farthest))
+            }
         };
-        let value = guess.clamp(fits + 1, beyond - 1);
-        let before = beyond - fits;
-        let run = probe(value)?;
+        let run = probe(guess.clamp(below.value + 1, beyond - 1))?;
         runs.push(run);
         if run.fits {
-            fits = value;
+            below = run;
         } else {
-            beyond = value;
+            above = Some(run);
         }
-        is_middle_due = runs.len() > 2 && !is_middle_due && (beyond - fits) > before / 2;
+        let now_left = above.map_or(0, |above| above.value - below.value);
+        is_middle_due = !is_middle_due && now_left > left / 2;
     }
-    Ok((Some(fits), runs))
 }
 
-/// The last value below the limit on the line through the two probes nearest to it.
-fn guess(runs: &[Probe], limit_bytes: u64) -> Option<u64> {
-    let mut nearest: Vec<&Probe> = runs.iter().collect();
-    nearest.sort_by_key(|run| run.reserved_bytes.abs_diff(limit_bytes));
-    let (a, b) = match nearest.as_slice() {
-        [a, b, ..] if a.value < b.value => (a, b),
-        [a, b, ..] => (b, a),
-        _ => return None,
-    };
+/// The last value below the limit on the line through two probes.
+fn meets(a: Probe, b: Probe, limit_bytes: u64) -> Option<u64> {
     let rise = u128::from(b.reserved_bytes.checked_sub(a.reserved_bytes).filter(|rise| *rise > 0)?);
     let room = u128::from(limit_bytes.saturating_sub(a.reserved_bytes));
     let steps = room * u128::from(b.value - a.value) / rise;
@@ -224,7 +227,8 @@ mod tests {
     #[test]
     fn finds_the_largest_in_few_runs() {
         let line = |value: u64| GIB + value * GIB / 10;
-        assert_eq!(found(8, 512, line), (Some(230), 4));
+        let (largest, n_runs) = found(8, 512, line);
+        assert!(largest == Some(230) && n_runs <= 5, "{largest:?} in {n_runs}");
         // In steps, as an allocator reserves; and a curve, as attention makes it.
         let steps = |value: u64| (GIB + value * GIB / 10).next_multiple_of(GIB / 2);
         let (largest, n_runs) = found(1, 4096, steps);
@@ -239,7 +243,7 @@ mod tests {
         assert_eq!(found(8, 512, |_| 25 * GIB), (None, 1));
         assert_eq!(found(8, 8, |_| GIB), (Some(8), 1));
         let (largest, n_runs) = found(8, 512, |value| GIB + value);
-        assert!(largest == Some(512) && n_runs <= 3, "{largest:?} in {n_runs}");
+        assert!(largest == Some(512) && n_runs <= 5, "{largest:?} in {n_runs}");
         // Nothing grows: the middle is all that is left.
         let (largest, n_runs) = found(1, 1024, |value| if value < 700 { GIB } else { 30 * GIB });
         assert!(largest == Some(699) && n_runs <= 22, "{largest:?} in {n_runs}");
