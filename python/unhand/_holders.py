@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from unhand import _frames, _heap, _kinds, _names
+from unhand._answer import Answer
 from unhand._native import format_bytes
 
 _SAMPLES = 6
@@ -24,7 +25,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Answer):
     """A reference that keeps GPU memory alive, or several that share the same memory."""
 
     path: str
@@ -201,7 +202,9 @@ class Holders:
         elif isinstance(owner, _frames.Running):
             where = 0 if owner.is_this_thread else 2
         else:
-            where = 0 if name.startswith("__main__.") else 1
+            # Of a shown value, `Out[4]` says where it comes from; `_` and `_4` are the same.
+            is_short = kind == "notebook history" and not name.endswith(".Out")
+            where = 0 if name.startswith("__main__.") and not is_short else 1
         # A module says what its parameters are for, an optimizer only lists them.
         is_key = any(step.role == "as key" for step in steps)
         is_listed = kind in ("parameters", "gradients") and not any(

@@ -37,8 +37,8 @@ class Namer:
 
     def steps(self, anchor, path) -> list[Step]:
         """The steps of a path that begins at an owner's child, with what lies between two names folded away."""
-        if isinstance(self.view.object(anchor), type) and anchor != _heap.ROOT:
-            # A class is named by itself; its attributes are one step further.
+        if anchor != _heap.ROOT and (anchor == self.view.shell or isinstance(self.view.object(anchor), type)):
+            # A class is named by itself, and so is IPython's shell; their attributes are one step further.
             path = [anchor, *path]
         steps = []
         at = 0
@@ -61,7 +61,11 @@ class Namer:
             locals_ = [word for word, value in owner.values if value is thing]
             return [f"{name} local `{word}`" for word in locals_ or ["?"]]
         if type(owner) is dict:
-            return [f"{name}.{word}" for word in _keys_of(owner, thing)] or [name]
+            words = _keys_of(owner, thing)
+            if words == ["_oh", "Out"] or words == ["Out", "_oh"]:
+                # IPython's two names for one dictionary.
+                words = ["Out"]
+            return [f"{name}.{word}" for word in words] or [name]
         return [name]
 
     def alone(self, thing) -> str:

@@ -5,6 +5,8 @@ import re
 import sys
 import types
 
+from unhand import _guard
+
 _UNDERSCORES = ("_", "__", "___")
 _NUMBERED = re.compile(r"_\d+")
 # A value is looked into this far. What is larger is somebody's whole program, and not the result of a cell.
@@ -47,6 +49,21 @@ def drop_shown_values(shell, holds, interpreter_too=False):
 
 def holds_cuda_tensor(torch, value):
     """Whether a tensor on a CUDA device can be reached from a value, through containers and attributes."""
+    return next(_cuda_tensors(torch, value), None) is not None
+
+
+def holds_only_freed(torch, value):
+    """Whether tensors that `unhand.free` freed can be reached from a value, and no CUDA tensor that still has memory."""
+    is_freed = None
+    for tensor in _cuda_tensors(torch, value):
+        is_freed = _guard.is_freed(torch, tensor)
+        if not is_freed:
+            return False
+    return is_freed is True
+
+
+def _cuda_tensors(torch, value):
+    """The tensors on CUDA devices that can be reached from a value."""
     import gc
 
     seen, waiting = set(), [value]
@@ -58,14 +75,14 @@ def holds_cuda_tensor(torch, value):
         seen.add(id(thing))
         if issubclass(type(thing), torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
-                if thing.device.type == "cuda":
-                    return True
+                is_cuda = thing.device.type == "cuda"
+            if is_cuda:
+                yield thing
         if type(thing) is types.FunctionType:
             # Not its globals.
             waiting += [thing.__closure__, thing.__defaults__, thing.__kwdefaults__]
         else:
             waiting += gc.get_referents(thing)
-    return False
 
 
 def _drop_from_shell(shell, is_unwanted):

@@ -4,6 +4,7 @@ import threading
 from dataclasses import dataclass
 
 from unhand import _allocator, _blocks, _heap, _kinds
+from unhand._answer import Answer
 from unhand._holders import Holder, Holders, to_name
 from unhand._native import format_bytes
 from unhand._ladder import Ladder, ladder
@@ -13,7 +14,7 @@ looking = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceReport:
+class DeviceReport(Answer):
     """What one device's memory is, and who holds it."""
 
     ladder: Ladder
@@ -68,7 +69,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Answer):
     """The ladder and the holders of each device this process has a context on."""
 
     devices: tuple[DeviceReport, ...]
@@ -128,15 +129,18 @@ def _device_report(view, device, limit) -> DeviceReport:
 
 
 class Explanation:
-    """Who holds the blocks of one device, before it is put in words."""
+    """Who holds the blocks of one device, or those of them at some addresses, before it is put in words."""
 
-    def __init__(self, view, device):
-        self.view, self.device = view, device
-        weights = [(node, n_bytes) for node, n_bytes in view.weights() if view.block_device[view.object(node).address] == device]
+    def __init__(self, view, device, addresses=None):
+        self.view, self.device, self.is_whole = view, device, addresses is None
+        places = {
+            address for address, of in view.block_device.items() if of == device and (self.is_whole or address in addresses)
+        }
+        weights = [(node, n_bytes) for node, n_bytes in view.weights() if view.object(node).address in places]
         held, unheld, _ = view.graph.holdings(weights)
         self.held = sorted(_by_sort(view, held), key=lambda holding: -holding[3])
         self.garbage = unheld
-        blocks = [block for address, block in view.blocks.items() if view.block_device[address] == device]
+        blocks = [block for address, block in view.blocks.items() if address in places]
         self.nameless = [block for block in blocks if block.address not in view.block_nodes]
         self.garbage_bytes = sum(view.object(node).bytes for node in unheld)
         self.more_bytes = 0
@@ -152,7 +156,8 @@ class Explanation:
         self.more_bytes = sum(holding[3] for holding in self.held[limit:])
         if self.garbage:
             found.append(self._garbage_holder())
-        found += self._pool_holders(makers)
+        if self.is_whole:
+            found += self._pool_holders(makers)
         groups: dict[tuple[str, str], list] = {}
         for block in self.nameless:
             if block.address in self.known:
@@ -267,7 +272,7 @@ def by_bytes(report) -> tuple[Holder, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class HolderList:
+class HolderList(Answer):
     """Who holds something: a sequence of holders."""
 
     of: str
