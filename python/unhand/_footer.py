@@ -98,7 +98,7 @@ class Footer(Answer):
         for device in self.devices:
             lines.append(f"  cuda:{device.device}  {', '.join(figures(device))}")
         for title, holders in groups(self):
-            lines.append(f"  {title}")
+            lines.append(f"  {_TITLES[title]}")
             for holder in holders[:LIMIT]:
                 path, *more = paths(holder)
                 lines.append(f"  {format_bytes(holder.bytes):>10}  {holder.kind:<16}  {path}")
@@ -147,8 +147,8 @@ def change(before, after) -> str:
 def groups(footer):
     """The groups that have somebody in them, with what to call them."""
     named = (
-        ("defined by the cell", footer.defined),
-        ("added to what was there", footer.added),
+        ("defined", footer.defined),
+        ("added", footer.added),
         ("left behind", footer.left),
     )
     return [(title, holders) for title, holders in named if holders]
@@ -157,6 +157,9 @@ def groups(footer):
 def paths(holder) -> list[str]:
     """The reference that names it best, with what it is, and a line for the others."""
     short = [path.removeprefix("__main__.") for path in holder.paths]
+    if holder.kind == "traceback":
+        # They all lead to the same call.
+        short[1:] = [path.split(" at ", 1)[0].removesuffix(".__traceback__") for path in short[1:]]
     what = [word for word in (holder.type, f"{holder.n_storages:,} storages" if holder.n_storages > 1 else "") if word]
     lines = [short[0] + (f"  ({', '.join(what)})" if what else "")]
     if short[1:]:
@@ -168,6 +171,9 @@ def paths(holder) -> list[str]:
 def advice(footer, holder) -> str:
     """What to do about a holder, in one sentence; empty for what the user has a name for and may well want."""
     return holder.advice if holder in footer.left or holder.kind == "autograd graph" else ""
+
+
+_TITLES = {"defined": "defined by the cell", "added": "added to what was there", "left behind": "left behind"}
 
 
 def sentences(footer) -> list[str]:
@@ -191,6 +197,10 @@ class Mark:
     """The user's names, and which object each was."""
     started: float
 
+    def close(self):
+        """Let go of PyTorch's record of allocations, if no footer follows. A second time does nothing."""
+        self.births.close()
+
 
 def mark(namespace, name=None) -> Mark:
     """Marks the moment before a cell. Nothing of `namespace` is kept but its names, and `id` of what they refer to."""
@@ -211,7 +221,7 @@ def footer(mark, namespace, error=None, skip=()) -> Footer:
         devices = tuple(_device(mark.births.before.get(device), figures) for device, figures in after.items())
         born = _births.survivors(mark.births) if any(device.n_allocations != 0 for device in devices) else None
     finally:
-        mark.births.close()
+        mark.close()
     defined, added, left, unattributed = [], [], [], 0
     if born is not None and born.births and (mark.name is not None or born.bytes >= _WORTH_A_LOOK):
         holders, unattributed = _holders(born, skip)

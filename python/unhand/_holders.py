@@ -1,5 +1,6 @@
 """From holdings in the graph to holders a person can read: names, kinds, advice."""
 
+import re
 from dataclasses import dataclass
 
 from unhand import _frames, _heap, _kinds, _names
@@ -244,9 +245,14 @@ def to_name(path) -> str:
     if " local `" in path:
         return path.split(" local `", 1)[1].split("`", 1)[0]
     name = path.removeprefix("__main__.")
-    for mark in (" ", "[<", "[key", "[cached", ".<", "{…}", "…"):
-        name = name.split(mark, 1)[0]
+    # Keys are quoted, and what is in quotes can be typed: `state['a b']`.
+    for mark in re.finditer(_QUOTED_OR_NOT_TYPED, name):
+        if mark["end"]:
+            return name[: mark.start()] or "it"
     return name or "it"
+
+
+_QUOTED_OR_NOT_TYPED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?P<end> |\[<|\[key|\[cached|\.<|\{…\}|…)""")
 
 
 def _type_of(thing) -> str:

@@ -4,6 +4,7 @@ A fragment has no script, no class, no link and no style sheet: notebooks take t
 says it says in text and in table markup, so that it can be read without its styles, and by a screen reader.
 """
 
+import re
 from html import escape
 
 from unhand import _native
@@ -15,7 +16,7 @@ _CELL = f"padding:2px 12px 2px 0;background:transparent;color:inherit;vertical-a
 # A number stays in one piece. A path breaks anywhere rather than push the advice out of sight.
 _NUMBER = "white-space:nowrap;font-variant-numeric:tabular-nums"
 _WORDS = "white-space:normal;overflow-wrap:break-word;word-break:normal;min-width:6em;max-width:44em"
-_PATH = "white-space:normal;overflow-wrap:anywhere;min-width:14em;max-width:44em"
+_PATH = "white-space:normal;overflow-wrap:anywhere;min-width:24em;max-width:48em"
 
 # Parts of the bar. Each stands out from white and from dark grey with 3:1 at least (WCAG 2.1, 1.4.11), and neighbours
 # differ for eyes that do not tell red from green.
@@ -29,6 +30,10 @@ _COLOURS = {
 }
 
 
+# Where less of the device than this is in use, the bar shows what is in use and not the device.
+_ENLARGED = 0.1
+
+
 class Lines(tuple):
     """A cell of several lines."""
 
@@ -36,7 +41,13 @@ class Lines(tuple):
 
 
 class Path(Lines):
-    """A cell of paths, one a line; they may break anywhere."""
+    """A cell of paths, one a line; they break before a dot or a bracket, and where that is not enough, anywhere."""
+
+    __slots__ = ()
+
+
+class Word(str):
+    """A cell that stays in one piece."""
 
     __slots__ = ()
 
@@ -61,15 +72,20 @@ def line(words):
 def table_html(headers, rows, align=None):
     """A table. A cell is text, a number or `Lines`; `align` has a letter a column, `l` or `r`, left where it is missing.
 
-    Headers may be empty: then there is no head row, and the first column heads the rows.
+    Headers may be empty: then there is no head row, and the first column heads the rows. With headers, a column that is
+    empty in all rows is left out.
     """
-    align = align or ""
+    align, rows = (align or "").ljust(len(headers), "l"), list(rows)
+    if headers:
+        full = [at for at in range(len(headers)) if any(_text(row[at]) for row in rows)]
+        headers, align = [headers[at] for at in full], "".join(align[at] for at in full)
+        rows = [[row[at] for at in full] for row in rows]
 
     def row(cells, is_head):
         out = []
         for column, cell in enumerate(cells):
             is_right = align[column : column + 1] == "r"
-            is_number = is_right or not isinstance(cell, Lines | str) or (column == 0 and not headers)
+            is_number = is_right or isinstance(cell, Word) or not isinstance(cell, Lines | str) or (column == 0 and not headers)
             wrap = _PATH if isinstance(cell, Path) else _NUMBER if is_number or is_head else _WORDS
             tag, scope = ("th", "col") if is_head else ("th", "row") if column == 0 and not headers else ("td", None)
             weight = 600 if is_head else 400
@@ -93,11 +109,13 @@ def bar_html(parts, total_bytes, label):
             continue
         colour = _COLOURS.get(name, "#808080")
         text = _text(f"{name} {_native.format_bytes(size)}")
-        # The light edge keeps neighbours apart, whatever their colours. It is inside the width.
+        share = 100 * size / total_bytes
+        # The light edge keeps neighbours apart, whatever their colours. It is inside the width, and would be all of a
+        # piece that is hardly wider.
+        edge = ";border-right:1px solid rgba(255,255,255,.7)" if share >= 1 else ""
         pieces.append(
-            f'<span title="{text}" style="display:inline-block;box-sizing:border-box;height:100%;'
-            f"width:{100 * size / total_bytes:.3f}%;border-right:1px solid rgba(255,255,255,.7);"
-            f'background:{colour}"></span>'
+            f'<span title="{text}" style="display:inline-block;box-sizing:border-box;height:100%;width:{share:.3f}%;'
+            f'background:{colour}{edge}"></span>'
         )
         swatch = f"display:inline-block;width:9px;height:9px;margin-right:5px;background:{colour}"
         entry = "display:inline-block;margin-right:14px;white-space:nowrap"
@@ -115,10 +133,14 @@ def bar_html(parts, total_bytes, label):
 
 def ladder_bar(ladder):
     """The ladder as a bar: what is live, what can be given back, what is stuck, what is outside of PyTorch."""
-    parts = _parts(ladder)
-    title = _ladder_title(ladder)
-    bar = bar_html([part for part in parts if part[1]], ladder.total_bytes, f"memory of {title}")
-    return heading(title) + bar
+    parts = [(name, size) for name, size in _parts(ladder) if size]
+    title, whole = _ladder_title(ladder), ladder.total_bytes
+    in_use = sum(size for _, size in parts)
+    note = ""
+    if in_use < _ENLARGED * whole:
+        # On a large device a small process would be a hair.
+        note, whole = f"(the bar is what is in use: {100 * in_use / whole:.1f} % of it)", in_use
+    return heading(title, note) + bar_html(parts, whole, f"memory of {title}")
 
 
 def bar_text(ladder):
@@ -207,12 +229,13 @@ def footer_html(footer):
     parts += [line(f"cuda:{device.device} {', '.join(_footer.figures(device))}") for device in footer.devices]
     rows = []
     for title, holders in _footer.groups(footer):
+        title = Word(title)
         shown, rest = holders[: _footer.LIMIT], holders[_footer.LIMIT :]
         rows += [
             (
                 _native.format_bytes(holder.bytes),
-                Lines([title]),
-                holder.kind,
+                title,
+                Word(holder.kind),
                 Path(_footer.paths(holder)),
                 Lines([_footer.advice(footer, holder)]),
             )
@@ -220,12 +243,12 @@ def footer_html(footer):
         ]
         if rest:
             size = _native.format_bytes(sum(holder.bytes for holder in rest))
-            rows.append((size, Lines([title]), "", f"in {len(rest)} more", ""))
+            rows.append((size, title, "", f"in {len(rest)} more", ""))
     if footer.unattributed_bytes:
         size = _native.format_bytes(footer.unattributed_bytes)
-        rows.append((size, Lines(["left behind"]), "unattributed", "no Python object leads to it", ""))
+        rows.append((size, Word("left behind"), "unattributed", "no Python object leads to it", ""))
     if rows:
-        parts.append(table_html(("bytes", "", "kind", "held by", "what to do"), rows, "r"))
+        parts.append(table_html(("bytes", "group", "kind", "held by", "what to do"), rows, "r"))
     parts += [line(sentence) for sentence in _footer.sentences(footer)]
     return sheet(*parts)
 
@@ -238,7 +261,7 @@ def holder_rows(holders):
     return [
         (
             _native.format_bytes(holder.bytes),
-            holder.kind,
+            Word(holder.kind),
             Path(_paths(holder)),
             f"{holder.n_storages:,}" if holder.n_storages else "",
             Lines([holder.advice]),
@@ -255,7 +278,7 @@ def _paths(holder):
     if len(holder.paths) > 6:
         yield f"and {len(holder.paths) - 6} more"
     for part in holder.parts[:5]:
-        yield f"\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}{_native.format_bytes(part.bytes)} {part.path or part.type}"
+        yield f"\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}{_native.format_bytes(part.bytes)} {part.path or part.type} ({part.n_storages:,})"
 
 
 def _unattributed(n_bytes):
@@ -298,9 +321,15 @@ def _changes(before, after):
         yield f"{_native.format_bytes(old)} → {_native.format_bytes(new)}" if known else "n/a"
 
 
+# Not before the dots of a number, and not inside of what `escape` made: those have none.
+_BREAKS = re.compile(r"(?<=[A-Za-z_\])])([.\[](?=[\w<&]))")
+
+
 def _text(cell):
     if cell is None:
         return "n/a"
+    if isinstance(cell, Path):
+        return "<br/>".join(_BREAKS.sub(r"<wbr/>\1", _text(words)) for words in cell)
     if isinstance(cell, Lines):
         return "<br/>".join(_text(words) for words in cell)
     return escape("".join(_visible(character) for character in str(cell)))

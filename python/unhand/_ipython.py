@@ -54,6 +54,10 @@ class Session:
         """Takes everything back."""
         shell = self.shell
         self.has_footers, self.live = False, None
+        while self._cells:
+            mark = self._cells.pop()
+            if mark is not None:
+                mark.close()
         for event, callback in self._events.items():
             if callback in shell.events.callbacks[event]:
                 shell.events.unregister(event, callback)
@@ -102,6 +106,7 @@ class Session:
     def _show_footer(self, mark, result, error):
         if mark.name is None and self._n_shown:
             # A footer inside this cell has said it all.
+            mark.close()
             return
         footer = _footer.footer(mark, self.shell.user_ns, error, skip=[] if result is None else [result])
         if mark.name is not None or footer.is_worth_a_line:

@@ -176,7 +176,8 @@ def run(shell, body):
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
         last = ast.Expression(tree.body.pop().value)
-    name = shell.compile.cache(body, raw_code=body) if body.strip() else "<unhand>"
+    # The shell counts on when a cell begins: this is still the one before.
+    name = shell.compile.cache(body, shell.execution_count - 1, raw_code=body)
     allowed = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
     codes = [(compile(part, name, mode, allowed), mode) for part, mode in ((tree, "exec"), (last, "eval")) if part is not None]
     if any(code.co_flags & _COROUTINE for code, _ in codes):

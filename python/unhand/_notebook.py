@@ -22,6 +22,18 @@ def running_shell():
     return get_ipython() if get_ipython is not None else None
 
 
+def cell_of(filename):
+    """What IPython calls the cell that it compiled as `filename`, as `In[7]`; `None` for a file."""
+    compiler = getattr(running_shell(), "compile", None)
+    name_of = getattr(compiler, "format_code_name", None)
+    try:
+        # `("Cell", "In[7]")` since IPython 8 (IPython/core/compilerop.py).
+        name = name_of(filename) if name_of is not None else None
+        return name[1] if name else None
+    except Exception:  # noqa: BLE001
+        return None
+
+
 def drop_shown_values(shell, holds, interpreter_too=False):
     """Drops the shown values for which `holds(value)` is true, wherever the shell keeps them, and returns how many.
 

@@ -129,23 +129,27 @@ def _device_report(view, device, limit) -> DeviceReport:
 
 
 class Explanation:
-    """Who holds the blocks of one device, or those of them at some addresses, before it is put in words."""
+    """Who holds the blocks of one device, before it is put in words."""
 
-    def __init__(self, view, device, addresses=None):
-        self.view, self.device, self.is_whole = view, device, addresses is None
-        places = {
-            address for address, of in view.block_device.items() if of == device and (self.is_whole or address in addresses)
-        }
-        weights = [(node, n_bytes) for node, n_bytes in view.weights() if view.object(node).address in places]
+    def __init__(self, view, device, only=None):
+        """`only` narrows it to some blocks, given by their addresses."""
+        self.view, self.device, self.is_whole = view, device, only is None
+        is_wanted = (lambda address: True) if only is None else only.__contains__
+        weights = [
+            (node, n_bytes)
+            for node, n_bytes in view.weights()
+            if view.block_device[view.object(node).address] == device and is_wanted(view.object(node).address)
+        ]
         held, unheld, _ = view.graph.holdings(weights)
         self.held = sorted(_by_sort(view, held), key=lambda holding: -holding[3])
         self.garbage = unheld
-        blocks = [block for address, block in view.blocks.items() if address in places]
+        blocks = [block for address, block in view.blocks.items() if view.block_device[address] == device]
         self.nameless = [block for block in blocks if block.address not in view.block_nodes]
         self.garbage_bytes = sum(view.object(node).bytes for node in unheld)
         self.more_bytes = 0
         self.kept_by_pools_bytes = 0
         self.known = _blocks.known(view, device, self.nameless)
+        self.nameless = [block for block in self.nameless if is_wanted(block.address)]
         self.unattributed = [block for block in self.nameless if block.address not in self.known]
         self.unattributed_bytes = sum(block.bytes for block in self.unattributed)
 
