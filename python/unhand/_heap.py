@@ -54,6 +54,8 @@ class View:
         """Nodes with a name of their own, and the name."""
         self.shell: int | None = None
         """The node of IPython's shell, one of the anchors."""
+        self.shown_values: int | None = None
+        """The node of its `Out`, another one."""
         self.storages: dict[int, Storage] = {}
         self.blocks: dict[int, "_allocator.Block"] = {}
         """Address to block, of all blocks in use."""
@@ -164,13 +166,21 @@ class View:
                 self.edges.append((ROOT, node))
 
     def _name_shell(self):
-        # A hundred ways lead to it: `exit`, `quit`, `get_ipython`, its class, the kernel. One name is enough.
+        # A hundred ways lead to them: `exit`, `quit`, `get_ipython`, their classes, the kernel, the thread that writes the
+        # history. One name is enough.
         shell = _notebook.running_shell()
-        node = self.heap.node(shell) if shell is not None else None
+        if shell is None:
+            return
+        self.shell = self._name("get_ipython()", shell)
+        namespace = getattr(shell, "user_ns", None) or {}
+        self.shown_values = self._name("__main__.Out", namespace.get("_oh"))
+
+    def _name(self, name, thing):
+        node = self.heap.node(thing) if thing is not None else None
         if node is not None:
-            self.shell = node
-            self.anchors[node] = "get_ipython()"
+            self.anchors[node] = name
             self.edges.append((ROOT, node))
+        return node
 
     def _add_frames(self):
         for running in self.frames:

@@ -204,7 +204,7 @@ class Holders:
             where = 0 if owner.is_this_thread else 2
         else:
             # Of a shown value, `Out[4]` says where it comes from; `_` and `_4` are the same.
-            is_short = kind == "notebook history" and not name.endswith(".Out")
+            is_short = kind == "notebook history" and not name.startswith("__main__.Out")
             where = 0 if name.startswith("__main__.") and not is_short else 1
         # A module says what its parameters are for, an optimizer only lists them.
         is_key = any(step.role == "as key" for step in steps)

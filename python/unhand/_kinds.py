@@ -4,7 +4,7 @@ import re
 
 from unhand import _frames, _heap
 
-_HISTORY = re.compile(r"^__main__\.(Out|_oh|_dh|_+|_\d+|_i+\d*)$")
+_HISTORY = re.compile(r"^__main__\.(Out(\[.*\])?|_oh|_dh|_+|_\d+|_i+\d*)$")
 _HISTORY_OF_SHELL = (".user_ns_hidden", ".displayhook", ".last_execution_result")
 _HOOKS = re.compile(r"hooks(_with_kwargs|_always_called)?$")
 

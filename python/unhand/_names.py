@@ -61,11 +61,9 @@ class Namer:
             locals_ = [word for word, value in owner.values if value is thing]
             return [f"{name} local `{word}`" for word in locals_ or ["?"]]
         if type(owner) is dict:
-            words = _keys_of(owner, thing)
-            if words == ["_oh", "Out"] or words == ["Out", "_oh"]:
-                # IPython's two names for one dictionary.
-                words = ["Out"]
-            return [f"{name}.{word}" for word in words] or [name]
+            if anchor == self.view.shown_values:
+                return [f"{name}[{number!r}]" for number in _keys_of(owner, thing)] or [name]
+            return [f"{name}.{word}" for word in _keys_of(owner, thing)] or [name]
         return [name]
 
     def alone(self, thing) -> str:
