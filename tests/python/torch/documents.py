@@ -4,6 +4,8 @@ A line `...` in a document stands for any number of lines. What is shown comes f
 name; with another one the examples have to run, and print the same headings.
 """
 
+# packages: jupyter
+
 import ast
 import dataclasses
 import functools
@@ -22,7 +24,7 @@ from bench import main
 from unhand import _actions, _free, _holders, _kinds, _ladder, _see
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "install")
+GUIDES = ("report", "holders", "free", "install", "notebook")
 COMMAND = re.compile(r"\$ python3 (examples/\S+\.py)$")
 
 
