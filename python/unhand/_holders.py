@@ -244,6 +244,8 @@ def to_name(path) -> str:
     """What to write in a call to name the holder: a variable, without the module it is in, as far as it can be typed."""
     if " local `" in path:
         return path.split(" local `", 1)[1].split("`", 1)[0]
+    if path.startswith("("):
+        return "it"
     name = path.removeprefix("__main__.")
     # Keys are quoted, and what is in quotes can be typed: `state['a b']`.
     for mark in re.finditer(_QUOTED_OR_NOT_TYPED, name):

@@ -12,7 +12,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from bench import main, raises
 
 import unhand
-from unhand import _footer, _ipython, _magics
+from unhand import _footer, _holders, _ipython, _magics
 
 try:
     from IPython.core.interactiveshell import InteractiveShell
@@ -92,6 +92,20 @@ def check_names_of_the_cell_are_told_from_others():
     mark.births.close()
     assert _footer._root("__main__.model[0].weight", "__main__.") == "model"
     assert _footer._root("lib.model", "__main__.") is None
+
+
+def check_what_can_be_typed_of_a_path():
+    for path, name in {
+        "__main__.model[0].weight": "model[0].weight",
+        "__main__.state['a b'].x": "state['a b'].x",
+        "__main__.state['it\\'s … [<'][key <Parameter>]": "state['it\\'s … [<']",
+        "__main__.optimizer.state[<Parameter>]": "optimizer.state",
+        "__main__.losses[2].grad_fn …._saved_self": "losses[2].grad_fn",
+        "train.py:3 f() local `x`": "x",
+        "(Tensor held by native code)": "it",
+        "": "it",
+    }.items():
+        assert _holders.to_name(path) == name, (path, _holders.to_name(path))
 
 
 def check_the_hooks_are_not_among_the_names_for_users():

@@ -71,9 +71,10 @@ CELLS = {
     "figure": "import unhand._native\nunhand._native.format_bytes(figure)",
     "recording": "torch._C._cuda_isHistoryEnabled(), torch.cuda.max_memory_allocated() > torch.cuda.memory_allocated()",
     "wrong name": "%unhand free modle",
-    "Out": "inner",
+    "shown and freed": "inner",
+    "only shown": "grown",
     "free model": "answer = %unhand free model optimizer losses inner\nanswer",
-    "forgotten": "[value for value in Out.values() if isinstance(value, torch.Tensor)]",
+    "forgotten": "[value is grown for value in Out.values() if isinstance(value, torch.Tensor)]",
     "freed": "repr(model[0].weight), torch.ones(3, device='cuda').sum().item()",
     "compact": "%unhand compact --dry-run",
     "complete": "get_ipython().complete('mod', '%unhand free mod', 16)[1]",
@@ -203,7 +204,7 @@ def check_the_live_ladder_is_that_of_the_last_cell():
 def check_freed_values_are_forgotten():
     assert "did you mean `model`?" in text("wrong name") and not html("wrong name")
     assert "storages of the targets" in text("free model")
-    assert text("forgotten") == "[]", "`inner` was shown, and freed"
+    assert text("forgotten") == "[True]", "`inner` was shown and freed, `grown` only shown"
     assert "<freed Parameter" in text("freed") and "3.0" in text("freed")
 
 
