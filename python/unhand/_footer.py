@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 from unhand import _births, _counters, _heap, _see
 from unhand._answer import Answer
-from unhand._holders import Holder
+from unhand._holders import Holder, Holders
 from unhand._native import format_bytes
 
 LIMIT = 8
 """How many holders of a group are named."""
+
+_NAMED = 64
+"""How many holders are worked out, the largest: each takes a millisecond."""
 
 _WORTH_A_LOOK = 1 << 20
 """A footer that nobody asked for looks at the heap from this many new bytes on."""
@@ -222,9 +225,9 @@ def footer(mark, namespace, error=None, skip=()) -> Footer:
         born = _births.survivors(mark.births) if any(device.n_allocations != 0 for device in devices) else None
     finally:
         mark.close()
-    defined, added, left, unattributed = [], [], [], 0
+    defined, added, left, unattributed, more_bytes = [], [], [], 0, 0
     if born is not None and born.births and (mark.name is not None or born.bytes >= _WORTH_A_LOOK):
-        holders, unattributed = _holders(born, skip)
+        holders, unattributed, more_bytes = _holders(born, skip)
         defined_names, user_names = _names(mark, namespace)
         start = f"{namespace.get('__name__', '__main__')}."
         for holder in holders:
@@ -240,8 +243,15 @@ def footer(mark, namespace, error=None, skip=()) -> Footer:
         added=tuple(added),
         left=tuple(left),
         unattributed_bytes=unattributed,
-        note=f"not all could be told: {born.why}" if born is not None and born.why else "",
+        note="; ".join(_notes(born, more_bytes)),
     )
+
+
+def _notes(born, more_bytes):
+    if born is not None and born.why:
+        yield f"not all could be told: {born.why}"
+    if more_bytes:
+        yield f"{format_bytes(more_bytes)} are in more holders than were looked at"
 
 
 def _device(before, after) -> CellDevice:
@@ -263,20 +273,24 @@ def _device(before, after) -> CellDevice:
 
 
 def _holders(born, skip):
-    """The holders of what was born, the largest first, and the bytes that none explains."""
-    found, unattributed = [], 0
+    """The holders of what was born, the largest first; the bytes that none explains, and those in more holders."""
+    found, unattributed, more_bytes = [], 0, 0
     with _see.looking:
         view = _heap.View(skip=skip)
         try:
+            makers = Holders(view)
             for device in sorted({birth.device for birth in born.births}):
                 addresses = {birth.address for birth in born.births if birth.device == device}
-                explanation = _see.Explanation(view, device, addresses)
-                found += explanation.holders(4 * LIMIT)
+                explanation = _see.Explanation(view, device, lambda block, addresses=addresses: block.address in addresses)
+                # Without what a pool keeps free: that is reserved, and nobody's birth.
+                found += [makers.of(holding, device) for holding in explanation.held[:_NAMED]]
+                more_bytes += sum(holding[3] for holding in explanation.held[_NAMED:])
+                found += explanation.holders_without_names()
                 unattributed += explanation.unattributed_bytes
         finally:
             view.close()
     found.sort(key=lambda holder: -holder.bytes)
-    return found, unattributed
+    return found, unattributed, more_bytes
 
 
 def _names(mark, namespace):

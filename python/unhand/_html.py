@@ -219,6 +219,26 @@ def compacted_html(compacted):
     return sheet(heading(text[0]), table_html(("", "before", "after"), rows, "lrr"), *notes)
 
 
+def verdict_html(verdict):
+    """What `unhand.watch` makes of a loop."""
+    lines = str(verdict).splitlines()
+    end = lines.index("  held by") if "  held by" in lines else len(lines)
+    parts = [heading(lines[0]), *(line(words.strip()) for words in lines[1:end])]
+    if verdict.growers:
+        rows = [
+            (
+                f"{_native.format_bytes(round(grower.bytes_per_step))} a step",
+                Word(grower.kind),
+                Path(_references(grower)),
+                Path([grower.site or ""]),
+                Lines([grower.advice]),
+            )
+            for grower in verdict.growers
+        ]
+        parts.append(table_html(("growth", "kind", "held by", "allocated at", "what to do"), rows, "r"))
+    return sheet(*parts)
+
+
 def footer_html(footer):
     """The footer of a cell."""
     from unhand import _footer
@@ -270,13 +290,18 @@ def holder_rows(holders):
     ]
 
 
-def _paths(holder):
-    """The path, the others to the same memory, and the parts, as in the text."""
+def _references(holder):
+    """The path that names it best, and the others to the same memory."""
     yield holder.path + (f" ({holder.type})" if holder.type else "")
     for path in holder.paths[1:6]:
         yield f"also {path}"
     if len(holder.paths) > 6:
         yield f"and {len(holder.paths) - 6} more"
+
+
+def _paths(holder):
+    """The path, the others to the same memory, and the parts, as in the text."""
+    yield from _references(holder)
     for part in holder.parts[:5]:
         yield f"\N{NO-BREAK SPACE}\N{NO-BREAK SPACE}{_native.format_bytes(part.bytes)} {part.path or part.type} ({part.n_storages:,})"
 
