@@ -235,6 +235,9 @@ def verdict_html(verdict):
             )
             for grower in verdict.growers
         ]
+        if verdict.unattributed_bytes_per_step:
+            size = f"{_native.format_bytes(round(verdict.unattributed_bytes_per_step))} a step"
+            rows.append((size, Word("unattributed"), "no Python object leads to it", "", ""))
         parts.append(table_html(("growth", "kind", "held by", "allocated at", "what to do"), rows, "r"))
     return sheet(*parts)
 

@@ -88,10 +88,15 @@ class Session:
 
     def _before_cell(self, info):
         head = _HEAD.match(_first_line(info.raw_cell))
-        wants = head is not None or self.has_footers
-        self._cells.append(_footer.mark(self.shell.user_ns, None if head is None else head[1] or "") if wants else None)
-        if len(self._cells) == 1:
+        if not self._cells:
             self._n_shown = 0
+        # First the place: each cell takes one away when it ends.
+        self._cells.append(None)
+        if head is not None or self.has_footers:
+            self._safely(lambda: self._mark(None if head is None else head[1] or ""))
+
+    def _mark(self, name):
+        self._cells[-1] = _footer.mark(self.shell.user_ns, name)
 
     def _after_cell(self, result):
         # The cell that loaded the extension was there before, and has no mark.
@@ -114,7 +119,7 @@ class Session:
             show(footer)
 
     def _safely(self, work):
-        """The cell is over, and what goes wrong here is not its fault."""
+        """The cell is somebody else's, and what goes wrong here is not its fault."""
         try:
             work()
         except KeyboardInterrupt:

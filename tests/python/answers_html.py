@@ -12,7 +12,7 @@ sys.path += [os.path.join(HERE, "..", "standin"), HERE]
 from bench import main
 from ladder_text import EXAMPLE, UNKNOWN
 
-from unhand import _actions, _compact, _footer, _free, _html, _see
+from unhand import _actions, _compact, _footer, _free, _html, _see, _verdict
 from unhand._holders import Holder, Part
 
 MIB = 1 << 20
@@ -171,6 +171,22 @@ def check_a_compaction_has_its_table_and_its_sentences():
     for words in ("moved 7 storages", "before", "reserved", "9.0 MiB", "5.0 MiB", "the driver got back 4.0 MiB",
                   "a CUDA graph may use it (pool <1>)", "interrupted"):
         assert words in page.text, words
+
+
+def check_a_verdict_has_its_growers():
+    grower = _verdict.Grower(**{
+        **dict.fromkeys(_verdict.Grower.__slots__), "path": HOSTILE, "paths": (HOSTILE, "loader.kept"), "kind": "container",
+        "type": "list", "bytes": 3 * MIB, "n_storages": 3, "bytes_per_step": MIB,
+        "site": "train.py:7 step()", "advice": "Clear it.", "is_replaced": False,
+    })
+    values = dict.fromkeys(_verdict.Verdict.__slots__)
+    values |= {"kind": "leak", "device": 0, "step": 20, "growth_bytes_per_step": 1.0 * MIB, "low_bytes_per_step": MIB,
+               "high_bytes_per_step": MIB, "growers": (grower,), "unattributed_bytes_per_step": 2.0 * MIB, "advice": ""}
+    page = parse(_verdict.Verdict(**values)._repr_html_())
+    for words in ("leak on cuda:0", "1.0 MiB a step", "also loader.kept", "train.py:7 step()", "Clear it.", "2.0 MiB a step",
+                  "unattributed"):
+        assert words in page.text, words
+    assert "script" not in page.tags
 
 
 def footer(**changes):

@@ -244,13 +244,15 @@ def check_footers_are_silent_without_a_gpu():
 
 @loaded
 def check_a_broken_footer_breaks_no_cell():
-    real = _footer.footer
-    _footer.footer = lambda *arguments, **options: 1 / 0
-    try:
-        text, result = run("%%unhand\n6 * 7")
-    finally:
-        _footer.footer = real
-    assert result.result == 42 and result.success and "no footer: ZeroDivisionError" in text
+    for name in ("mark", "footer"):
+        real = getattr(_footer, name)
+        setattr(_footer, name, lambda *arguments, **options: 1 / 0)
+        try:
+            text, result = run("%%unhand\n6 * 7")
+        finally:
+            setattr(_footer, name, real)
+        assert result.result == 42 and result.success and text.count("no footer: ZeroDivisionError") == 1, text
+        assert _ipython._session._cells == []
 
 
 if __name__ == "__main__":
