@@ -7,6 +7,7 @@
     unhand.free(model, optimizer)   # their memory goes back to the driver
     unhand.free()                   # what nobody meant to keep: tracebacks, dead cycles, workspaces, caches
     unhand.compact()                # no restart for fragmentation
+    with unhand.scope("eval") as s: ...         # what was allocated inside and outlives it
     for batch in unhand.watch(loader): ...      # a leak is named while the loop runs
 
 Importing this package imports neither torch nor IPython, starts nothing and touches no GPU.
@@ -30,10 +31,15 @@ _PLACES = {
     "watching": "_watch",
     "Watch": "_watch",
     "Verdict": "_verdict",
+    "scope": "_scope",
+    "Scope": "_scope",
+    "ScopeResult": "_scope_answer",
+    "log_dict": "_log_dict",
     "LeakError": "errors",
     "Error": "errors",
     "FreedError": "errors",
     "CaptureError": "errors",
+    "StandinError": "errors",
     # `%load_ext unhand` looks for these two.
     "load_ipython_extension": "_ipython",
     "unload_ipython_extension": "_ipython",

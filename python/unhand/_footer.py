@@ -8,10 +8,10 @@ import re
 import time
 from dataclasses import dataclass
 
-from unhand import _births, _counters, _heap, _see
+from unhand import _births, _counters, _survivors
 from unhand._answer import Answer
-from unhand._holders import Holder, Holders
 from unhand._native import format_bytes
+from unhand._survivors import Leak
 
 LIMIT = 8
 """How many holders of a group are named."""
@@ -60,11 +60,11 @@ class Footer(Answer):
     """The name of the exception that ended the cell; None where it came to its end."""
     devices: tuple[CellDevice, ...]
     """Those with a context."""
-    defined: tuple[Holder, ...]
+    defined: tuple[Leak, ...]
     """Held by names that the cell bound: its results."""
-    added: tuple[Holder, ...]
+    added: tuple[Leak, ...]
     """Held by names that earlier cells bound: a model that was moved, the state of an optimizer, a list that grew."""
-    left: tuple[Holder, ...]
+    left: tuple[Leak, ...]
     """Held by nothing that has a name of the user's: shown values, tracebacks, caches, dead cycles, native code."""
     unattributed_bytes: int
     """Allocated bytes of the cell that no Python object leads to and no rule explains."""
@@ -168,6 +168,8 @@ def paths(holder) -> list[str]:
     if short[1:]:
         rest = f" and {len(short) - 4} more" if len(short) > 4 else ""
         lines.append(f"also {', '.join(short[1:4])}{rest}")
+    if holder.site:
+        lines.append(f"allocated at {holder.site}")
     return lines
 
 
@@ -274,23 +276,10 @@ def _device(before, after) -> CellDevice:
 
 def _holders(born, skip):
     """The holders of what was born, the largest first; the bytes that none explains, and those in more holders."""
-    found, unattributed, more_bytes = [], 0, 0
-    with _see.looking:
-        view = _heap.View(skip=skip)
-        try:
-            makers = Holders(view)
-            for device in sorted({birth.device for birth in born.births}):
-                addresses = {birth.address for birth in born.births if birth.device == device}
-                explanation = _see.Explanation(view, device, lambda block, addresses=addresses: block.address in addresses)
-                # Without what a pool keeps free: that is reserved, and nobody's birth.
-                found += [makers.of(holding, device) for holding in explanation.held[:_NAMED]]
-                more_bytes += sum(holding[3] for holding in explanation.held[_NAMED:])
-                found += explanation.holders_without_names()
-                unattributed += explanation.unattributed_bytes
-        finally:
-            view.close()
-    found.sort(key=lambda holder: -holder.bytes)
-    return found, unattributed, more_bytes
+    found = _survivors.find(born.births, skip=skip, limit=_NAMED)
+    every = sorted([*found.leaks, *found.excused], key=lambda holder: -holder.bytes)
+    unattributed, more_bytes = (sum(one.bytes for one in every if one.kind == kind) for kind in ("unattributed", "more"))
+    return [one for one in every if one.kind not in ("unattributed", "more")], unattributed, more_bytes
 
 
 def _names(mark, namespace):

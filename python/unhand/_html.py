@@ -242,6 +242,54 @@ def verdict_html(verdict):
     return sheet(*parts)
 
 
+def scope_html(result):
+    """What a scope allocated, and what of it outlives the scope."""
+    from unhand._scope_answer import peak
+
+    size = _native.format_bytes
+    parts = [heading(result.headline())]
+    rows = [
+        (
+            f"cuda:{device.device}",
+            f"{size(device.allocated_before_bytes)} → {size(device.allocated_after_bytes)}",
+            f"{size(device.reserved_before_bytes)} → {size(device.reserved_after_bytes)}",
+            peak(device).removeprefix("peak inside "),
+        )
+        for device in result.devices
+    ]
+    if rows:
+        parts.append(table_html(("device", "allocated", "reserved", "peak inside"), rows, "lrrl"))
+    for title, leaks in (("", result.survivors), ("not counted", result.excused)):
+        if leaks:
+            parts += [heading(title)] if title else []
+            parts.append(table_html(_LEAK_HEADERS, leak_rows(leaks), "rllrll"))
+    if result.tree.children:
+        parts += [heading("allocated inside"), f'<pre style="{_FONT};margin:4px 0">{_lines(result.tree.lines())}</pre>']
+    return sheet(*parts, *map(line, result.notes))
+
+
+def leak_rows(leaks):
+    """Rows of a table of survivors, for `_LEAK_HEADERS` and the alignment `rllrll`."""
+    return [
+        (
+            _native.format_bytes(leak.bytes),
+            Word(leak.kind),
+            Path(_references(leak)),
+            f"{leak.n_storages:,}",
+            Path([leak.site or ""]),
+            Lines([leak.advice]),
+        )
+        for leak in leaks
+    ]
+
+
+_LEAK_HEADERS = ("bytes", "kind", "held by", "storages", "allocated at", "what to do")
+
+
+def _lines(lines):
+    return "\n".join(_text(words) for words in lines)
+
+
 def footer_html(footer):
     """The footer of a cell."""
     from unhand import _footer

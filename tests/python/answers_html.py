@@ -12,7 +12,7 @@ sys.path += [os.path.join(HERE, "..", "standin"), HERE]
 from bench import main
 from ladder_text import EXAMPLE, UNKNOWN
 
-from unhand import _actions, _compact, _footer, _free, _html, _see, _verdict
+from unhand import _actions, _compact, _footer, _free, _html, _see, _survivors, _verdict
 from unhand._holders import Holder, Part
 
 MIB = 1 << 20
@@ -189,6 +189,12 @@ def check_a_verdict_has_its_growers():
     assert "script" not in page.tags
 
 
+def leak(path="__main__.model", **changes):
+    values = {"site": None, "in_thread": None, **{name: getattr(holder(path), name) for name in Holder.__slots__}}
+    del values["is_alone"], values["parts"]
+    return _survivors.Leak(**{**values, **changes})
+
+
 def footer(**changes):
     device = _footer.CellDevice(0, 2 * MIB, 5 * MIB, 20 * MIB, 10 * MIB, 6 * MIB, 6 * MIB, 3)
     values = {
@@ -200,13 +206,13 @@ def footer(**changes):
 
 def check_a_footer_tells_results_from_what_was_left():
     answer = footer(
-        defined=(holder("__main__.x", kind="global"),),
-        added=(holder("__main__.losses", kind="autograd graph", advice="A graph hangs on it."),),
-        left=tuple(holder(f"lib.cache[{n}]", kind="cache", advice="Clear it.") for n in range(10)),
+        defined=(leak("__main__.x", kind="global", site="In[3]:2 <module>()"),),
+        added=(leak("__main__.losses", kind="autograd graph", advice="A graph hangs on it."),),
+        left=tuple(leak(f"lib.cache[{n}]", kind="cache", advice="Clear it.") for n in range(10)),
         unattributed_bytes=MIB, note="not all could be told: the record was overrun",
     )
     words = ("train, 1.25 s", "allocated 5.0 MiB (+3.0 MiB)", "reserved 10.0 MiB (-10.0 MiB)", "peak 6.0 MiB",
-             "A graph hangs on it.", "lib.cache[7]", "10.0 MiB", "in 2 more", "unattributed", "the record was overrun")
+             "A graph hangs on it.", "lib.cache[7]", "10.0 MiB", "in 2 more", "unattributed", "allocated at In[3]:2 <module>()", "the record was overrun")
     page, text = parse(answer._repr_html_()), str(answer)
     for word in words:
         assert word in text and word in page.text, word
@@ -216,7 +222,7 @@ def check_a_footer_tells_results_from_what_was_left():
 
 
 def check_a_footer_says_how_the_cell_ended():
-    left = (holder("sys.last_value.__traceback__ at In[3]:2 f() local `x`", kind="traceback", type="Tensor"),)
+    left = (leak("sys.last_value.__traceback__ at In[3]:2 f() local `x`", kind="traceback", type="Tensor"),)
     failed = footer(error="OutOfMemoryError", left=left)
     assert "failed with OutOfMemoryError" in str(failed) and "`%unhand free` lets go of it" in str(failed)
     assert failed.traceback_bytes == 5 * MIB
