@@ -85,6 +85,8 @@ _CODE_OUT_OF_MEMORY = 2
 _TIGHT_BYTES = 1 << 30
 _TIGHT_SHARE = 0.1
 
+_with_context = set()
+
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception says that memory ran out, so that the same with less may work.
@@ -208,7 +210,12 @@ def allocated():
     if torch is None:
         return None
     total_bytes = 0
-    for device in _allocator.devices():
+    for device in range(torch.cuda.device_count()):
+        # A context stays, and asking for it takes longer than all the rest.
+        if device not in _with_context:
+            if not _allocator.has_context(device):
+                continue
+            _with_context.add(device)
         figure = _allocated_bytes(torch, device)
         if figure is None:
             return None
