@@ -7,6 +7,7 @@
     unhand.free(model, optimizer)   # their memory goes back to the driver
     unhand.free()                   # what nobody meant to keep: tracebacks, dead cycles, workspaces, caches
     unhand.compact()                # no restart for fragmentation
+    unhand.batches(data, size)      # pieces that shrink when memory runs out, and grow back
 
 Importing this package imports neither torch nor IPython, starts nothing and touches no GPU.
 """

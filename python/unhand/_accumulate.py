@@ -135,12 +135,19 @@ class _Parts:
                 random.restore()
         return total
 
+    def weight(self, part, n):
+        """The share of a part in the mean. Counts that are tensors stay on their device: nobody waits for them."""
+        own, whole = n if self.count is None else self.count(part), self.whole
+        if _rows.is_tensor(own) and not own.is_floating_point() and own.device.type != "mps":
+            own = own.double()
+        return own / whole
+
     def one(self, n, total, gradients, is_last):
         """The forward and backward pass of one part; the sum of the losses so far."""
         part = _rows.piece(self.batch, self.rows.position, self.rows.position + n, self.dim)
         if self.device is not None:
             part = _rows.move(part, self.device)
-        weight = 1 if self.whole is None else (n if self.count is None else self.count(part)) / self.whole
+        weight = None if self.whole is None else self.weight(part, n)
         with gradients.exchange(is_last):
             loss = self.step(part)
             del part
@@ -149,7 +156,10 @@ class _Parts:
             if self.unchecked:
                 gradients.check_all_are_named(loss)
                 self.unchecked = False
-            loss = loss if self.whole is None else loss * weight
+            if weight is not None:
+                # Half precision has no room for a share with its digits.
+                loss = loss.float() if loss.dtype.itemsize < 4 else loss
+                loss = loss * (weight.to(loss) if _rows.is_tensor(weight) else weight)
             self.backward(loss)
         loss = loss.detach()
         return loss if total is None else total + loss
@@ -197,6 +207,7 @@ class _Gradients:
     def check_all_are_named(self, loss):
         """Whether the graph of a loss ends in these tensors only. What recomputed parts lead to is not seen."""
         known = {id(tensor) for tensor in self.tensors}
+        parameter = sys.modules["torch"].nn.Parameter
         # The objects that stand for nodes live as long as they are kept, and so do their identities.
         seen, waiting = {}, [loss.grad_fn]
         while waiting:
@@ -205,7 +216,8 @@ class _Gradients:
                 continue
             seen[id(node)] = node
             tensor = getattr(node, "variable", None)
-            if tensor is not None and id(tensor) not in known:
+            # Other leaves may have been made by `step` itself, and are gone with the part.
+            if isinstance(tensor, parameter) and id(tensor) not in known:
                 raise Error(f"`parameters` does not name a tensor of shape {tuple(tensor.shape)} that gets a gradient from `step`")
             waiting += [following for following, _ in node.next_functions]
 

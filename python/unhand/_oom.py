@@ -63,6 +63,7 @@ _LIKELY = [
 _PERHAPS = [
     (kind, re.compile(text, re.IGNORECASE | re.DOTALL))
     for kind, text in [
+        ("cuda", r"internal assert failed.{0,200}cudacachingallocator|cuda driver error: device not ready"),
         ("cublas", r"(cu|hip)blas(lt)?_status_(not_initialized|internal_error)"),
         ("cudnn", r"cudnn_status_(internal_error|not_supported|execution_failed)"),
         ("cusolver", r"cusolver_status_(internal_error|not_initialized)"),
@@ -231,13 +232,14 @@ def _allocated_bytes(torch, device):
         return None
 
 
-def let_go(error, outer=None, began_bytes=None):
+def let_go(error, outer=None, began_bytes=None, thorough=True):
     """Lets go of all that the failed call behind a caught exception held, so that the next attempt has the memory.
 
     The frames of the traceback, and of what the exception came from, lose their locals, and the exception its
     traceback, cause and context; its message stays. `sys.last_*` and what IPython remembers are forgotten. Dead cycles
-    are collected unless `began_bytes`, the figure of `allocated` before the attempt, is reached again without. Then the
-    cache goes back to the driver, since a library beside PyTorch, or another process, may be who needs it.
+    are collected unless `began_bytes`, the figure of `allocated` before the attempt, is reached again without; young
+    ones only, which takes no time and is where those of the attempt are, if not `thorough`. Then the cache goes back to
+    the driver, since a library beside PyTorch, or another process, may be who needs it.
 
     `outer` is what `sys.exc_info()[1]` was before the attempt: the caller's handlers may be at work on it, so it is left
     whole. Frames that run or will go on are left alone. While a debugger looks at frames, only the cache goes. Nothing
@@ -248,6 +250,6 @@ def let_go(error, outer=None, began_bytes=None):
         if any(hasattr(sys, name) for name in _tracebacks.LAST) or _notebook.running_shell() is not None:
             _actions.tracebacks()
         if began_bytes is None or (allocated() or 0) > began_bytes:
-            gc.collect()
+            gc.collect(2 if thorough else 1)
     if _allocator.started_torch() is not None:
         _actions.empty_cache(_actions.Scene(_allocator.is_capturing(), None))

@@ -79,9 +79,9 @@ class Prefetch:
             self._ask_source()
         if self._waiting:
             first = self._waiting.popleft()
-            # Its own copy first, then those behind it.
+            # Copies are started in order: where this one was not, none behind it was, and there is no more room to make.
             if first.event is None:
-                self._copy_now(first)
+                first.copy(self)
             self._fill()
             return first.give_out(self)
         self._raise_end()
@@ -137,21 +137,6 @@ class Prefetch:
         finally:
             # The traceback has this frame, and the frame would have the exception.
             del end
-
-    def _copy_now(self, batch):
-        """The copy of a batch whose turn it is. If there is no room beside those that wait, they go back to the host."""
-        outer = sys.exc_info()[1]
-        try:
-            batch.copy(self)
-            return
-        except Exception as error:
-            if not _oom.is_out_of_memory(error) or not any(other.event for other in self._waiting):
-                raise
-            self._room.failed(1, 0)
-            for other in self._waiting:
-                other.take_back()
-            _oom.let_go(error, outer)
-        batch.copy(self)
 
     def _current(self):
         return sys.modules["torch"].cuda.current_stream(self._device)

@@ -9,8 +9,6 @@ import copy
 import itertools
 import sys
 
-_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None))
-
 
 def open_rows(data, dim=0):
     """A reader for the rows of `data`, from the first on."""
@@ -83,7 +81,7 @@ def has_rows(data):
         is_array(data)
         or _is_structure(data)
         or hasattr(data, "iloc")
-        or isinstance(data, collections.abc.Sequence) and not isinstance(data, _PLAIN)
+        or isinstance(data, collections.abc.Sequence)
         or (hasattr(type(data), "__len__") and hasattr(type(data), "__getitem__") and not isinstance(data, collections.abc.Mapping))
     )
 

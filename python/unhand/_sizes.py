@@ -65,13 +65,14 @@ class Size:
     def failed(self, n, least=1, shrink=None):
         """So many did not; what to try next is at most half of it, or what `shrink(n)` says."""
         with self._lock:
-            self.bad = n
             if self.limit is not None and n > self.limit:
-                # A try at more than was known to fit.
-                self.patience = min(self.patience * 2, _MOST_PATIENCE)
+                # A try at more than was known to fit. Those between narrow it down; one that failed before gets rare.
+                if self.bad is not None and n >= self.bad:
+                    self.patience = min(self.patience * 2, _MOST_PATIENCE)
             else:
                 less = n // 2 if shrink is None else min(int(shrink(n)), n - 1)
                 self.limit, self.patience = max(less, least), _PATIENCE
+            self.bad = n
             self.left = self.patience
 
 
@@ -123,7 +124,8 @@ class Attempt:
             add_note(error, f"unhand: out of memory ({kind}) with {n} {what}, and fewer are not allowed; tried {_listed(self.tried)}")
             return False
         logging.getLogger("unhand").info("out of memory (%s) with %d %s, next at most %d", kind, n, what, size.limit)
-        _oom.let_go(error, self.outer, self.began_bytes)
+        # The first time nobody knows what was allocated before. What a look at young objects misses fails once more.
+        _oom.let_go(error, self.outer, self.began_bytes, thorough=self.n_failures > 1)
         self.began_bytes = _oom.allocated()
         return True
 

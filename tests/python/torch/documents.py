@@ -22,7 +22,7 @@ from bench import main
 from unhand import _actions, _free, _holders, _kinds, _ladder, _see
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "install")
+GUIDES = ("report", "holders", "free", "install", "batches")
 COMMAND = re.compile(r"\$ python3 (examples/\S+\.py)$")
 
 
