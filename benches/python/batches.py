@@ -191,6 +191,8 @@ def measure(tool):
             "alive_mib_at_retries": [n_bytes // MIB for n_bytes in layers.alive_bytes[1:]],
             "cpu_ms": round(seconds * 1e3, 1),
         }
+        if with_cycle:
+            continue
         for _ in range(N_CALLS):
             wrapped()
         answer[name]["size_after_60_calls"] = layers.tried[-1]

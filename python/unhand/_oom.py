@@ -5,7 +5,7 @@ import gc
 import re
 import sys
 
-from unhand import _actions, _allocator, _notebook, _tracebacks
+from unhand import _actions, _allocator, _counters, _notebook, _tracebacks
 
 # After one of these the context is lost: every later call fails, and no smaller size helps. Whole phrases, because
 # PyTorch closes ordinary messages with a hint about "device-side assertions".
@@ -217,19 +217,11 @@ def allocated():
             if not _allocator.has_context(device):
                 continue
             _with_context.add(device)
-        figure = _allocated_bytes(torch, device)
-        if figure is None:
+        counters = _counters.read(device)
+        if counters is None:
             return None
-        total_bytes += figure
+        total_bytes += counters.allocated_bytes
     return total_bytes
-
-
-def _allocated_bytes(torch, device):
-    # Not `torch.cuda.memory_allocated`, which makes a flat dictionary of some hundred counters first.
-    try:
-        return torch._C._cuda_memoryStats(device)["allocated_bytes"]["all"]["current"]
-    except (RuntimeError, KeyError, AttributeError):
-        return None
 
 
 def let_go(error, outer=None, began_bytes=None, thorough=True):
@@ -245,11 +237,12 @@ def let_go(error, outer=None, began_bytes=None, thorough=True):
     whole. Frames that run or will go on are left alone. While a debugger looks at frames, only the cache goes. Nothing
     here raises, and no other error is hidden: the caller has decided that this one is to be forgotten.
     """
+    is_of_host = kind(error) == "host"
     if not _tracebacks.debugger_is_open():
         _tracebacks.unwind(error, outer)
         if any(hasattr(sys, name) for name in _tracebacks.LAST) or _notebook.running_shell() is not None:
             _actions.tracebacks()
         if began_bytes is None or (allocated() or 0) > began_bytes:
             gc.collect(2 if thorough else 1)
-    if _allocator.started_torch() is not None:
+    if not is_of_host and _allocator.started_torch() is not None:
         _actions.empty_cache(_actions.Scene(_allocator.is_capturing(), None))
