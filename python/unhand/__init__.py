@@ -8,6 +8,7 @@
     unhand.free()                   # what nobody meant to keep: tracebacks, dead cycles, workspaces, caches
     unhand.compact()                # no restart for fragmentation
     unhand.batches(data, size)      # pieces that shrink when memory runs out, and grow back
+    for batch in unhand.watch(loader): ...      # a leak is named while the loop runs
 
 Importing this package imports neither torch nor IPython, starts nothing and touches no GPU.
 """
@@ -30,6 +31,11 @@ _PLACES = {
     "accumulate": "_accumulate",
     "prefetch": "_prefetch",
     "is_out_of_memory": "_oom",
+    "watch": "_watch",
+    "watching": "_watch",
+    "Watch": "_watch",
+    "Verdict": "_verdict",
+    "LeakError": "errors",
     "Error": "errors",
     "FreedError": "errors",
     "CaptureError": "errors",
