@@ -39,6 +39,7 @@ _PLACES = {
     "Error": "errors",
     "FreedError": "errors",
     "CaptureError": "errors",
+    "StandinError": "errors",
 }
 
 __all__ = list(_PLACES)

@@ -4,7 +4,7 @@ import collections.abc
 import contextlib
 import sys
 
-from unhand import _allocator, _rows, _sizes
+from unhand import _allocator, _fitting, _rows
 from unhand.errors import Error
 
 
@@ -80,7 +80,7 @@ def accumulate(
         device=device,
         asked=min(size, rows.n_rows),
         least=min(min_size, rows.n_rows),
-        size=_sizes.remembered(key),
+        size=_fitting.remembered(key),
         backward=backward or _backward,
         count=count,
         unchecked=line not in _checked,
@@ -105,11 +105,11 @@ class _Parts:
         self.__dict__.update(given)
 
     def go_through(self, gradients):
-        attempt = _sizes.Attempt()
+        attempt = _fitting.Attempt()
         began = _RandomState()
         total = None
         while self.rows.position < self.rows.n_rows:
-            _sizes.refuse_capture()
+            _fitting.refuse_capture()
             n = self.rows.count(self.size.choose(self.asked, self.least))
             random, seen = _RandomState(), gradients.versions()
             is_last = self.rows.position + n == self.rows.n_rows
@@ -118,7 +118,7 @@ class _Parts:
             except Exception as error:
                 is_touched = gradients.versions() != seen
                 if is_touched and is_last and gradients.are_exchanged():
-                    _sizes.add_note(error, "unhand: not tried again, because other processes take part in this backward pass")
+                    _fitting.add_note(error, "unhand: not tried again, because other processes take part in this backward pass")
                     raise
                 if not attempt.recover(error, self.size, n, self.least):
                     raise

@@ -3,7 +3,7 @@
 import functools
 import inspect
 
-from unhand import _sizes
+from unhand import _fitting
 
 
 def adaptive(function=None, *, start=None, min=1, parameter=None, grow=True, shrink=None):
@@ -90,17 +90,17 @@ class _Call:
         if self.start is not None and (not isinstance(self.start, int) or self.start < least):
             raise ValueError(f"`start` is a size, at least {least}: got {self.start!r}")
         self.signature = _without_place(signature, own.replace(default=self.start if self.start is not None else own.empty))
-        self.size = _sizes.Size()
+        self.size = _fitting.Size()
 
     def forget(self):
         """Forget the size that fit."""
-        self.size = _sizes.Size()
+        self.size = _fitting.Size()
 
     def begin(self, keywords):
         asked = keywords.pop(self.name, self.start)
         if asked is None:
             raise TypeError(f"no size to begin with: give `{self.name}=…`, or `start=…` to `unhand.adaptive`")
-        return _sizes.Attempt(), asked, self.size
+        return _fitting.Attempt(), asked, self.size
 
     def with_size(self, n, arguments, keywords):
         if self.place is None or self.place > len(arguments):

@@ -2,7 +2,7 @@
 
 import sys
 
-from unhand import _rows, _sizes
+from unhand import _fitting, _rows
 from unhand.errors import Error
 
 
@@ -94,8 +94,8 @@ class _Pass:
         if owner._place is not None:
             target = str(owner._device) if owner._device is not None else self.rows.device()
             key = ("batches", owner._place, self.rows.shape_class(), target)
-        self.size = _sizes.remembered(key)
-        self.attempt = _sizes.Attempt()
+        self.size = _fitting.remembered(key)
+        self.attempt = _fitting.Attempt()
 
     def has_more(self):
         return self.rows.count(1) > 0
@@ -103,7 +103,7 @@ class _Pass:
     def run(self, function):
         """The result for the next piece that fits."""
         attempt = self.attempt
-        _sizes.refuse_capture()
+        _fitting.refuse_capture()
         attempt.outer = sys.exc_info()[1]
         while True:
             n = self.rows.count(self.size.choose(self.owner.asked, self.owner.min_size))
@@ -174,7 +174,7 @@ class Chunk:
             raise Error("this piece has had its turn: take the next one from the loop")
         self.entered = True
         going = self._going
-        _sizes.refuse_capture()
+        _fitting.refuse_capture()
         going.attempt.outer = sys.exc_info()[1]
         while True:
             n = self.stop - self.start

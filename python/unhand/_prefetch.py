@@ -5,7 +5,7 @@ import collections.abc
 import contextlib
 import sys
 
-from unhand import _oom, _rows, _sizes
+from unhand import _fitting, _oom, _rows
 
 # Below this the driver copies through a buffer of its own, and pinning would cost more.
 _WORTH_PINNING_BYTES = 64 << 10
@@ -52,7 +52,7 @@ class Prefetch:
         """How many batches wait on the device at most."""
         self._limit_bytes, self._pin = limit_bytes, pin
         # How many there is room for.
-        self._room = _sizes.Size()
+        self._room = _fitting.Size()
         self._waiting = collections.deque()
         self._stream = None
         # What the source raised, until its turn comes; StopIteration at its end.
@@ -74,7 +74,7 @@ class Prefetch:
     def __next__(self):
         if self._device is None:
             return self._passed_on()
-        _sizes.refuse_capture()
+        _fitting.refuse_capture()
         if not self._waiting:
             self._ask_source()
         if self._waiting:

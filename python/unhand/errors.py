@@ -13,6 +13,10 @@ class CaptureError(Error, RuntimeError):
     """Refused while a CUDA graph is being captured: releasing memory would break the capture."""
 
 
+class StandinError(Error, RuntimeError):
+    """What was run on the stand-in failed there; its traceback is in the message."""
+
+
 class LeakError(Error, RuntimeError):
     """Memory outlives what it was made for. `verdict` is the `Verdict` of `unhand.watch`; None elsewhere."""
 

@@ -15,7 +15,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."
 from bench import main, raises
 
 import unhand
-from unhand import _sizes
+from unhand import _fitting
 
 
 class Big:
@@ -130,9 +130,9 @@ def check_remembered_for_the_line_and_the_shape():
     assert go(range(20)) == 20
     assert go(rows, remember="mine") == 20 and go(rows, remember="mine") == 10
     assert go(rows, remember=False) == 20 and go(rows, remember=False) == 20
-    _sizes.forget()
+    _fitting.forget()
     assert go(rows) == 20
-    _sizes.forget()
+    _fitting.forget()
 
 
 def check_the_smallest_does_not_fit():

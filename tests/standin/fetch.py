@@ -25,6 +25,7 @@ PACKAGES = ["transformers==5.17.0", "numpy", "filelock", "typing_extensions", "s
 # of tests/python names those it wants in a line `# packages: NAME ...`, `checks` is there for all.
 MORE = {
     "checks": ["hypothesis==6.170.17"],
+    "pytest": ["pytest==9.2.0", "pytest-xdist==3.8.0"],
 }
 
 

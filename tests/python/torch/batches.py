@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, given, settings, strategies
 from torch import nn
 
 import unhand
-from unhand import _accumulate, _oom, _sizes
+from unhand import _accumulate, _oom, _fitting
 
 MIB = 1 << 20
 
@@ -568,6 +568,6 @@ def check_prefetch_when_memory_runs_out():
 
 
 if __name__ == "__main__":
-    _sizes.forget()
+    _fitting.forget()
     assert _accumulate._checked == set()
     main(globals())

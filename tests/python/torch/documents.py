@@ -3,6 +3,7 @@
 A line `...` in a document stands for any number of lines. What is shown comes from the release of PyTorch that the guides
 name; with another one the examples have to run, and print the same headings.
 """
+# packages: pytest
 
 import ast
 import dataclasses
@@ -22,8 +23,9 @@ from bench import main
 from unhand import _actions, _free, _holders, _kinds, _ladder, _see, _verdict
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "install", "batches", "watch")
-COMMAND = re.compile(r"\$ python3 (examples/\S+\.py)$")
+GUIDES = ("report", "holders", "free", "install", "watch", "batches", "pytest")
+COMMAND = re.compile(r"\$ (?:python3|(pytest)) (examples/\S+\.py)((?: --\S+)*)$")
+PYTEST = ["-m", "pytest", "-p", "unhand.pytest_plugin", "-p", "no:cacheprovider"]
 
 
 def read(*path):
@@ -40,10 +42,12 @@ def examples():
 
 
 @functools.lru_cache
-def output(example):
-    """What an example prints, on the stand-in that this process runs on: children inherit it."""
-    done = subprocess.run([sys.executable, example], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{example} ended with {done.returncode}:\n{done.stderr}"
+def output(example, is_tests=False, options=""):
+    """What an example prints, on the stand-in that this process runs on: children inherit it. Tests are run by pytest."""
+    words = [sys.executable, *(PYTEST if is_tests else ()), example, *options.split()]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    # Some of the tests are meant to fail.
+    assert done.returncode == int(is_tests), f"{example} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
@@ -62,12 +66,13 @@ def blocks(text):
 
 
 def shown():
-    """The outputs that the guides show, as (guide, example, lines)."""
+    """The outputs that the guides show, as (guide, (example, whether it is tests, options), lines)."""
     for name in GUIDES:
         for language, lines in blocks(guide(name)):
             command = COMMAND.match(lines[0]) if language == "console" and lines else None
             if command:
-                yield name, command[1], [line.rstrip() for line in lines[1:]]
+                run = command[2], bool(command[1]), command[3]
+                yield name, run, [line.rstrip() for line in lines[1:]]
 
 
 def matches(expected, actual):
@@ -83,8 +88,9 @@ def check_the_examples_print_what_the_guides_show():
     found = list(shown())
     assert len(found) >= 8, f"only {len(found)} outputs: is the reader of the blocks broken?"
     wrong = []
-    for name, example, expected in found:
-        actual = [line.rstrip() for line in output(example).splitlines()]
+    for name, run, expected in found:
+        example = run[0]
+        actual = [line.rstrip() for line in output(*run).splitlines()]
         if not torch.__version__.startswith(f"{SHOWN_RELEASE}."):
             expected = [line for line in expected if line.startswith("== ")]
             if not set(expected) <= set(actual):
@@ -95,7 +101,7 @@ def check_the_examples_print_what_the_guides_show():
 
 
 def check_every_example_is_shown():
-    assert set(examples()) == {example for _, example, _ in shown()}
+    assert set(examples()) == {run[0] for _, run, _ in shown()}
 
 
 def check_an_example_leaves_no_trace():
