@@ -8,6 +8,7 @@
     unhand.free()                   # what nobody meant to keep: tracebacks, dead cycles, workspaces, caches
     unhand.compact()                # no restart for fragmentation
     unhand.batches(data, size)      # pieces that shrink when memory runs out, and grow back
+    with unhand.scope("eval") as s: ...         # what was allocated inside and outlives it
     for batch in unhand.watch(loader): ...      # a leak is named while the loop runs
 
 Importing this package imports neither torch nor IPython, starts nothing and touches no GPU.
@@ -35,6 +36,10 @@ _PLACES = {
     "watching": "_watch",
     "Watch": "_watch",
     "Verdict": "_verdict",
+    "scope": "_scope",
+    "Scope": "_scope",
+    "ScopeResult": "_scope_answer",
+    "log_dict": "_log_dict",
     "LeakError": "errors",
     "Error": "errors",
     "FreedError": "errors",
