@@ -23,7 +23,7 @@ from bench import main
 from unhand import _actions, _free, _holders, _kinds, _ladder, _scope_answer, _see, _survivors, _verdict
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "scope", "install", "watch", "pytest", "notebook")
+GUIDES = ("report", "holders", "free", "scope", "install", "batches", "watch", "pytest", "notebook")
 COMMAND = re.compile(r"\$ (?:python3|(pytest)) (examples/\S+\.py)((?: --\S+)*)$")
 PYTEST = ["-m", "pytest", "-p", "unhand.pytest_plugin", "-p", "no:cacheprovider"]
 
