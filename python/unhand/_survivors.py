@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from unhand import _blocks, _heap, _kinds, _reach, _see
+from unhand._answer import Answer
 from unhand._holders import Holders
 from unhand._native import format_bytes
 
@@ -12,7 +13,7 @@ EXCUSED = ("workspace", "pending", "cache")
 
 
 @dataclass(frozen=True, slots=True)
-class Leak:
+class Leak(Answer):
     """A reference that keeps memory alive which was allocated inside."""
 
     path: str
