@@ -18,8 +18,11 @@ class StandinError(Error, RuntimeError):
 
 
 class LeakError(Error, RuntimeError):
-    """Memory outlives what it was made for. `verdict` is the `Verdict` of `unhand.watch`; None elsewhere."""
+    """Memory outlives what it was made for.
 
-    def __init__(self, message, verdict=None):
+    `verdict` is the `Verdict` of `unhand.watch`, `result` the `ScopeResult` of `unhand.scope`; None where another raised it.
+    """
+
+    def __init__(self, message, verdict=None, result=None):
         super().__init__(message)
-        self.verdict = verdict
+        self.verdict, self.result = verdict, result

@@ -3,7 +3,7 @@
 A line `...` in a document stands for any number of lines. What is shown comes from the release of PyTorch that the guides
 name; with another one the examples have to run, and print the same headings.
 """
-# packages: pytest
+# packages: pytest jupyter
 
 import ast
 import dataclasses
@@ -20,10 +20,10 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "standin"))
 import torch
 from bench import main
 
-from unhand import _actions, _free, _holders, _kinds, _ladder, _see, _verdict
+from unhand import _actions, _free, _holders, _kinds, _ladder, _scope_answer, _see, _survivors, _verdict
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "install", "watch", "pytest")
+GUIDES = ("report", "holders", "free", "scope", "install", "batches", "watch", "pytest", "notebook")
 COMMAND = re.compile(r"\$ (?:python3|(pytest)) (examples/\S+\.py)((?: --\S+)*)$")
 PYTEST = ["-m", "pytest", "-p", "unhand.pytest_plugin", "-p", "no:cacheprovider"]
 
@@ -128,6 +128,7 @@ def check_every_field_is_in_its_guide():
         "report": (_ladder.Ladder, _see.DeviceReport, _see.Report, _see.Site),
         "holders": (_holders.Holder, _holders.Part, _see.HolderList),
         "free": (_free.Freed, _actions.Action),
+        "scope": (_scope_answer.ScopeResult, _scope_answer.ScopeDevice, _scope_answer.ScopeNode, _survivors.Leak),
         "watch": (_verdict.Verdict, _verdict.Grower, _verdict.Forecast),
     }.items():
         text = guide(name)
@@ -154,7 +155,7 @@ def check_every_verdict_is_explained():
 def check_every_field_says_what_it_is():
     """Each field of an answer has a sentence after it."""
     silent = []
-    for module in (_see, _holders, _ladder, _free, _actions, _verdict):
+    for module in (_see, _holders, _ladder, _free, _actions, _survivors, _scope_answer, _verdict):
         for node in ast.parse(read("python", "unhand", os.path.basename(module.__file__))).body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_") or not ast.get_docstring(node):
                 continue
