@@ -7,6 +7,7 @@
     unhand.free(model, optimizer)   # their memory goes back to the driver
     unhand.free()                   # what nobody meant to keep: tracebacks, dead cycles, workspaces, caches
     unhand.compact()                # no restart for fragmentation
+    unhand.batches(data, size)      # pieces that shrink when memory runs out, and grow back
     with unhand.scope("eval") as s: ...         # what was allocated inside and outlives it
     for batch in unhand.watch(loader): ...      # a leak is named while the loop runs
 
@@ -26,6 +27,10 @@ _PLACES = {
     "Freed": "_free",
     "compact": "_compact",
     "Compacted": "_compact",
+    "batches": "_batches",
+    "adaptive": "_adaptive",
+    "accumulate": "_accumulate",
+    "prefetch": "_prefetch",
     "is_out_of_memory": "_oom",
     "watch": "_watch",
     "watching": "_watch",
@@ -40,9 +45,12 @@ _PLACES = {
     "FreedError": "errors",
     "CaptureError": "errors",
     "StandinError": "errors",
+    # `%load_ext unhand` looks for these two.
+    "load_ipython_extension": "_ipython",
+    "unload_ipython_extension": "_ipython",
 }
 
-__all__ = list(_PLACES)
+__all__ = [name for name in _PLACES if not name.endswith("ipython_extension")]
 
 
 def __getattr__(name):

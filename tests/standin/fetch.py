@@ -26,6 +26,8 @@ PACKAGES = ["transformers==5.17.0", "numpy", "filelock", "typing_extensions", "s
 MORE = {
     "checks": ["hypothesis==6.170.17"],
     "pytest": ["pytest==9.2.0", "pytest-xdist==3.8.0"],
+    # 100 MB on disk, most of it for completion and debugging, which the kernel loads lazily.
+    "jupyter": ["ipython==9.18.1", "ipykernel==7.4.0", "nbclient==0.11.0", "nbformat==5.11.1"],
 }
 
 

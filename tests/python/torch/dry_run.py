@@ -132,7 +132,7 @@ def check_the_largest_value_that_fits_is_found():
         assert outcome.returncode == 0, outcome
         answer = json.loads(outcome.stdout)
         assert answer["largest"] == 11, answer
-        assert {run["value"]: run["fits"] for run in answer["runs"]} == {6: True, 12: False, 11: True}, answer
+        assert all(run["fits"] == (run["value"] <= 11) for run in answer["runs"]) and len(answer["runs"]) <= 4, answer
 
 
 def check_any_command_runs_on_the_machine_that_was_asked_for():

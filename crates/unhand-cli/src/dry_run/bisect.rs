@@ -187,6 +187,7 @@ fn search(
                 meets(first, below, limit_bytes).map_or(farthest, |value| value.min(farthest))
             }
         };
+        let was_a_guess = above.is_some() && !is_middle_due;
         let run = probe(guess.clamp(below.value + 1, beyond - 1))?;
         runs.push(run);
         if run.fits {
@@ -195,7 +196,7 @@ fn search(
             above = Some(run);
         }
         let now_left = above.map_or(0, |above| above.value - below.value);
-        is_middle_due = !is_middle_due && now_left > left / 2;
+        is_middle_due = was_a_guess && now_left > left / 2;
     }
 }
 
