@@ -27,6 +27,7 @@ _PLACES = {
     "on_oom": "_on_oom",
     "Recorder": "_on_oom",
     "Recording": "_recording",
+    "is_out_of_memory": "_oom",
     "Error": "errors",
     "FreedError": "errors",
     "CaptureError": "errors",

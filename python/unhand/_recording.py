@@ -316,10 +316,10 @@ def _running_node(torch):
 
 
 def _snapshot(torch):
-    """What `torch.cuda.memory._dump_snapshot` would write: PyTorch's own format."""
+    """What `torch.cuda.memory._dump_snapshot` writes, in its format; None without CUDA."""
     if _allocator.started_torch() is None:
         return None
-    return pickle.dumps(torch.cuda.memory._snapshot(), protocol=4)
+    return pickle.dumps(_allocator.raw_snapshot(torch, with_history=True), protocol=4)
 
 
 def _analyze(failure, pickled):
