@@ -20,6 +20,14 @@ def forget(name, callback):
     """Do not call it any more."""
     if callback in _waiting.get(name, ()):
         _waiting[name].remove(callback)
+        if not _waiting[name]:
+            del _waiting[name]
+            _stand_down()
+
+
+def _stand_down():
+    if not _waiting and _Finder in sys.meta_path:
+        sys.meta_path.remove(_Finder)
 
 
 def _is_being_imported(module):
@@ -60,8 +68,7 @@ def _watch(name, spec):
         del loader.exec_module
         execute(module)
         callbacks = _waiting.pop(name, [])
-        if not _waiting and _Finder in sys.meta_path:
-            sys.meta_path.remove(_Finder)
+        _stand_down()
         for callback in callbacks:
             callback(module)
 

@@ -93,7 +93,8 @@ class Recorder:
     def consider(self, error) -> str | None:
         """Record an error that reached the end of the program, if it is one; return the folder written."""
         torch = sys.modules.get("torch")
-        if torch is None or not self._is_open or self._left < 1:
+        # Without CUDA here it is another process that ran out, a child whose error was passed on.
+        if torch is None or not torch.cuda.is_initialized() or not self._is_open or self._left < 1:
             return None
         from unhand import _oom
 
@@ -101,8 +102,8 @@ class Recorder:
         is_allocators = isinstance(error, tuple(kind for kind in kinds if kind is not None))
         if (is_allocators and self.n_seen) or not _oom.is_out_of_memory(error):
             return None
-        device = torch.cuda.current_device() if torch.cuda.is_initialized() else 0
-        failure = _recording.Failure(_device_in(str(error), device), None, None, None, f"{type(error).__name__}: {error}")
+        device = _device_in(str(error), torch.cuda.current_device())
+        failure = _recording.Failure(device, None, None, None, f"{type(error).__name__}: {error}")
         return self._record(failure, error)
 
     def _attach(self, torch):

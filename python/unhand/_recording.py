@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import pickle
+import re
 import shutil
 import sys
 import threading
@@ -26,6 +27,8 @@ _PATIENCE_S = 10
 _HOLDERS = 12
 _STUCK = 5
 _FRAMES = 64
+# `unhand run`, under which a program runs.
+_RUNNER = os.path.join(os.path.dirname(__file__), "_run.py")
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,7 +246,7 @@ def gather(failure, seed=None):
         stack=stack,
         stack_is_main=is_main,
         ladder=rungs,
-        verdict=ooms[-1]["sentence"] if requested is not None else None,
+        verdict=_verdict(ooms[-1], rungs) if requested is not None else None,
         settings=analysis.get("fitting") if requested is not None else None,
         history=_history(analysis.get("explanation")),
         files=("report.txt", "report.json", *(("snapshot.pickle",) if pickled is not None else ())),
@@ -268,6 +271,18 @@ def _number(name):
     return int(value) if value.isdigit() else None
 
 
+def _verdict(oom, rungs):
+    if oom["verdict"] != "limit" or rungs is None or rungs.limit_bytes is None:
+        return oom["sentence"]
+    # A snapshot does not tell the limit; the process does.
+    return (
+        f"A limit of this process stood against it, {format_bytes(rungs.limit_bytes)} "
+        f"(torch.cuda.set_per_process_memory_fraction): {format_bytes(oom['reserved_bytes'])} were reserved, and of them "
+        f"{format_bytes(oom['usable_free_bytes'])} free for this request, in pieces of at most "
+        f"{format_bytes(oom['largest_hole_bytes'])}."
+    )
+
+
 def _room(failure, rungs):
     if rungs is None or rungs.reserved_bytes is None:
         return None
@@ -280,28 +295,29 @@ def _room(failure, rungs):
 
 def _stack(seed):
     """The Python stack on which it failed, innermost first, and whether it is the main thread's instead."""
-    lines = []
     if seed is not None:
+        lines = []
         step = seed.__traceback__
         while step is not None:
             if not _frames.is_ours(step.tb_frame):
                 lines.append(_line(step.tb_frame.f_code, step.tb_lineno))
             step = step.tb_next
         return tuple(lines[::-1][:_FRAMES]), False
-    frame = sys._getframe()
-    while frame is not None:
-        if not _frames.is_ours(frame):
-            lines.append(_line(frame.f_code, frame.f_lineno))
-        frame = frame.f_back
+    lines = _lines(sys._getframe())
     if lines:
-        return tuple(lines[:_FRAMES]), False
+        return lines, False
     # A thread of autograd's: C++ all the way down. What asked for the backward pass waits in the main thread.
-    frame = sys._current_frames().get(threading.main_thread().ident)
-    while frame is not None:
+    return _lines(sys._current_frames().get(threading.main_thread().ident)), True
+
+
+def _lines(frame):
+    """The lines of a stack, innermost first, without this package and what is outside of a program that it runs."""
+    lines = []
+    while frame is not None and frame.f_code.co_filename != _RUNNER and len(lines) < _FRAMES:
         if not _frames.is_ours(frame):
             lines.append(_line(frame.f_code, frame.f_lineno))
         frame = frame.f_back
-    return tuple(lines[:_FRAMES]), True
+    return tuple(lines)
 
 
 def _line(code, line):
@@ -376,7 +392,8 @@ def _who_pins(view, explanation, device) -> tuple[Stuck, ...]:
             name = " ".join(explanation.known[pin.address])
         elif pin.address in view.block_nodes:
             name, _ = makers.name(view.block_nodes[pin.address]) or (name, None)
-        group = groups.setdefault(name, [0, 0, 0])
+        # All of a list in one line.
+        group = groups.setdefault(re.sub(r"\[\d+\]", "[…]", name), [0, 0, 0])
         group[0] += segment.stuck_bytes
         group[1] += 1
         group[2] += sum(block.bytes for block in segment.pins)
@@ -401,7 +418,8 @@ def _inputs(view, device) -> tuple[_batch_size.Input, ...]:
             for label, item in items:
                 if _is_data(torch, item, device):
                     found.setdefault(id(item), _batch_size.Input(label, tuple(item.shape)))
-    return tuple(list(found.values())[:16])
+    # What is in a list comes after what has a name of its own.
+    return tuple(sorted(found.values(), key=lambda one: "[" in one.name)[:16])
 
 
 def _of_module(frame):

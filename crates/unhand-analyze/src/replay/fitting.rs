@@ -19,7 +19,8 @@ pub struct Fitting {
     /// Whether the replay of the recorded settings repeats the recording, so that the others can be believed to the
     /// byte; otherwise they are estimates. `None` when nothing was replayed.
     pub is_exact: Option<bool>,
-    /// The settings under which the request is served, the best first: the simplest of those that reserve least.
+    /// The settings under which the request is served, the best first: the simplest of those that reserve least, in
+    /// the order in which they were tried.
     pub fits: Vec<Fit>,
     /// All that in a sentence or two; also why there is no answer.
     pub sentence: String,
@@ -71,7 +72,8 @@ impl Fitting {
             .collect();
         let least = fits.iter().map(|fit| fit.reserved_bytes).min().unwrap_or(0);
         let about_least = least + least / 100;
-        fits.sort_by_key(|fit| (fit.reserved_bytes > about_least, fit.settings.len(), fit.reserved_bytes));
+        // Of equals the one that was named first, as the sort is stable.
+        fits.sort_by_key(|fit| (fit.reserved_bytes > about_least, fit.settings.matches(',').count()));
         let mut fitting = Fitting {
             event_index: oom.event_index,
             room_bytes: Some(room),
