@@ -19,10 +19,10 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "standin"))
 import torch
 from bench import main
 
-from unhand import _actions, _batch_size, _free, _holders, _kinds, _ladder, _recording, _see
+from unhand import _actions, _batch_size, _free, _holders, _kinds, _ladder, _recording, _see, _verdict
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "install", "out-of-memory")
+GUIDES = ("report", "holders", "free", "install", "watch", "out-of-memory")
 COMMAND = re.compile(r"\$ python3 (examples/\S+\.py)$")
 
 
@@ -123,6 +123,7 @@ def check_every_field_is_in_its_guide():
         "holders": (_holders.Holder, _holders.Part, _see.HolderList),
         "free": (_free.Freed, _actions.Action),
         "out-of-memory": (_recording.Recording, _recording.Failure, _recording.Line, _recording.Stuck, _batch_size.BatchSize),
+        "watch": (_verdict.Verdict, _verdict.Grower, _verdict.Forecast),
     }.items():
         text = guide(name)
         fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
@@ -139,10 +140,16 @@ def check_every_kind_is_explained():
     assert not missing, f"docs/guides/holders.md does not explain {missing}"
 
 
+def check_every_verdict_is_explained():
+    text = guide("watch")
+    missing = [kind for kind in _verdict.KINDS if not re.search(rf"^\| `{kind}` \|", text, re.MULTILINE)]
+    assert not missing, f"docs/guides/watch.md does not explain {missing}"
+
+
 def check_every_field_says_what_it_is():
     """Each field of an answer has a sentence after it."""
     silent = []
-    for module in (_see, _holders, _ladder, _free, _actions, _recording, _batch_size):
+    for module in (_see, _holders, _ladder, _free, _actions, _verdict, _recording, _batch_size):
         for node in ast.parse(read("python", "unhand", os.path.basename(module.__file__))).body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_") or not ast.get_docstring(node):
                 continue
