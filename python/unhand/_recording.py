@@ -275,11 +275,13 @@ def _verdict(oom, rungs):
     if oom["verdict"] != "limit" or rungs is None or rungs.limit_bytes is None:
         return oom["sentence"]
     # A snapshot does not tell the limit; the process does.
+    free = "nothing was free for this request"
+    if oom["usable_free_bytes"]:
+        free = f"{format_bytes(oom['usable_free_bytes'])} were free for this request, in pieces of at most "
+        free += format_bytes(oom["largest_hole_bytes"])
     return (
         f"A limit of this process stood against it, {format_bytes(rungs.limit_bytes)} "
-        f"(torch.cuda.set_per_process_memory_fraction): {format_bytes(oom['reserved_bytes'])} were reserved, and of them "
-        f"{format_bytes(oom['usable_free_bytes'])} free for this request, in pieces of at most "
-        f"{format_bytes(oom['largest_hole_bytes'])}."
+        f"(torch.cuda.set_per_process_memory_fraction): of {format_bytes(oom['reserved_bytes'])} reserved {free}."
     )
 
 
