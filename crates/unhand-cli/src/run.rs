@@ -17,9 +17,9 @@ Examples:
   unhand run train.py --epochs 3                    options of unhand stand before the script
   unhand run --recordings oom -m my.module          as `python -m my.module`
   torchrun --nproc-per-node 8 -m unhand run train.py
-  unhand explain unhand-oom/RUN/                    what a recording says, and which rank was different
+  unhand explain unhand-oom/                        what it says, and which rank was different
 
-The program runs as with `python`: its arguments, its exit code, its tracebacks and signals are its own. At
+The program runs as with `python`: its arguments, exit code, tracebacks and signals are its own. At
 its first out-of-memory error a folder is written: report.txt, report.json and snapshot.pickle.";
 
 /// Run a Python program; if it runs out of GPU memory, write down why
@@ -86,11 +86,20 @@ impl Arguments {
             ["-m"] => return Err(Failure::bad_use("`-m` needs the name of a module")),
             words => {
                 let message = format!("unexpected argument: `{}`", words.first().unwrap_or(&""));
-                return Err(Failure::bad_use(message).hint("options of `unhand run` are listed by `unhand run --help`"));
+                return Err(Failure::bad_use(message)
+                    .hint("options of `unhand run` are listed by `unhand run --help`"));
             }
         };
         let Arguments { recordings, history, max_entries, limit, .. } = self;
-        let plan = Plan { module, script, args, recordings, history: *history, max_entries: *max_entries, limit: *limit };
+        let plan = Plan {
+            module,
+            script,
+            args,
+            recordings,
+            history: *history,
+            max_entries: *max_entries,
+            limit: *limit,
+        };
         serde_json::to_string(&plan).map_err(|error| Failure::bad_use("cannot run").because(&error))
     }
 }
@@ -100,7 +109,9 @@ pub(crate) fn run(arguments: &Arguments, python: Option<&Path>) -> Result<Outcom
     arguments.plan()?;
     if python.is_some() {
         // The Python package asks for the plan first, and comes here only without one.
-        return Err(Failure::bad_use("cannot run from here: start the command `unhand` of the Python package"));
+        return Err(Failure::bad_use(
+            "cannot run from here: start the command `unhand` of the Python package",
+        ));
     }
     let mut command = Command::new(DEFAULT_PYTHON);
     command.args(["-m", "unhand"]).args(std::env::args_os().skip(1));

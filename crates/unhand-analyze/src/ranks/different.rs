@@ -78,8 +78,14 @@ pub struct InputDifference {
 
 impl Different {
     /// Finds the row, or `None` when they are alike or all different.
-    pub(super) fn find(explanations: &[Explanation], rows: &[RankRow], facts: &[RankFacts]) -> Option<Different> {
-        let lines: Vec<BTreeMap<Line, u64>> = explanations.iter().map(lines).collect();
+    pub(super) fn find(
+        explanations: &[Explanation],
+        rows: &[RankRow],
+        facts: &[RankFacts],
+    ) -> Option<Different> {
+        // Lines can be compared only where all have them.
+        let has_stacks = explanations.iter().all(|explanation| explanation.recording.has_stacks);
+        let lines: Vec<BTreeMap<Line, u64>> = explanations.iter().filter(|_| has_stacks).map(lines).collect();
         let bytes = |line: &Line| -> Vec<(usize, u64)> {
             lines.iter().map(|of| of.get(line).copied().unwrap_or(0)).enumerate().collect()
         };
@@ -91,9 +97,11 @@ impl Different {
         for (row, value, others) in all.iter().flat_map(|line| apart(&bytes(line))) {
             weights[row] = weights[row].saturating_add(value.abs_diff(others));
         }
-        let totals: [fn(&RankRow) -> Option<u64>; 2] = [|row| row.peak_reserved_bytes, |row| Some(row.end_allocated_bytes)];
+        let totals: [fn(&RankRow) -> Option<u64>; 2] =
+            [|row| row.peak_reserved_bytes, |row| Some(row.end_allocated_bytes)];
         for total in totals {
-            let values: Vec<(usize, u64)> = rows.iter().enumerate().filter_map(|(i, row)| Some((i, total(row)?))).collect();
+            let values: Vec<(usize, u64)> =
+                rows.iter().enumerate().filter_map(|(i, row)| Some((i, total(row)?))).collect();
             for (row, value, others) in apart(&values) {
                 weights[row] = weights[row].saturating_add(value.abs_diff(others));
             }
@@ -110,7 +118,8 @@ impl Different {
         let mut holders: Vec<HolderDifference> = all
             .iter()
             .filter_map(|line| {
-                let (_, value_bytes, others_bytes) = apart(&bytes(line)).into_iter().find(|&(at, ..)| at == row)?;
+                let (_, value_bytes, others_bytes) =
+                    apart(&bytes(line)).into_iter().find(|&(at, ..)| at == row)?;
                 Some(HolderDifference { place: line.0.clone(), category: line.1, value_bytes, others_bytes })
             })
             .collect();
@@ -118,11 +127,11 @@ impl Different {
         holders.truncate(MAX_HOLDERS);
         let mut different =
             Different { row, holders, inputs: inputs(facts, row, rows.len()), sentence: String::new() };
-        different.sentence = different.say(rows, facts);
+        different.sentence = different.say(rows, facts, has_stacks);
         Some(different)
     }
 
-    fn say(&self, rows: &[RankRow], facts: &[RankFacts]) -> String {
+    fn say(&self, rows: &[RankRow], facts: &[RankFacts], has_stacks: bool) -> String {
         let name = |row: usize| match facts.get(row).and_then(|facts| facts.rank) {
             Some(rank) => format!("rank {rank}"),
             None => rows[row].name(),
@@ -139,14 +148,17 @@ impl Different {
         let (allocated, reserved) =
             (compared(|row| row.end_allocated_bytes), compared(|row| row.peak_reserved_bytes.unwrap_or(0)));
         let verb = if is_pair { "has" } else { "have" };
+        let this = name(self.row);
         let mut parts = vec![if reserved.0.abs_diff(reserved.1) > allocated.0.abs_diff(allocated.1) {
-            let (this, theirs) = (Bytes(reserved.0), Bytes(reserved.1));
-            format!("{} is different: it reserved {this} at most where {others} reserved {theirs}.", name(self.row))
+            let (own, theirs) = (Bytes(reserved.0), Bytes(reserved.1));
+            format!("{this} is different: it reserved {own} at most where {others} reserved {theirs}.")
+        } else if allocated.0 == allocated.1 {
+            format!("{this} is different, though it holds as much as {others}.")
         } else {
-            let (this, theirs) = (Bytes(allocated.0), Bytes(allocated.1));
-            format!("{} is different: it has {this} allocated where {others} {verb} {theirs}.", name(self.row))
+            let (own, theirs) = (Bytes(allocated.0), Bytes(allocated.1));
+            format!("{this} is different: it has {own} allocated where {others} {verb} {theirs}.")
         }];
-        if self.holders.is_empty() && self.inputs.is_empty() {
+        if has_stacks && self.holders.is_empty() && self.inputs.is_empty() {
             parts.push("No line of its stands out: it is rather the layout of the memory that differs than what is in it.".to_owned());
         }
         for (index, holder) in self.holders.iter().enumerate() {
@@ -190,7 +202,8 @@ fn lines(explanation: &Explanation) -> BTreeMap<Line, u64> {
         if explanation.ooms.is_empty() { explanation.at_peak.as_ref().unwrap_or(end) } else { end };
     let mut bytes = BTreeMap::new();
     for holder in &holding.holders {
-        *bytes.entry((holder.site.place().to_owned(), holder.category)).or_insert(0) += holder.requested_bytes;
+        *bytes.entry((holder.site.place().to_owned(), holder.category)).or_insert(0) +=
+            holder.requested_bytes;
     }
     bytes
 }
@@ -214,9 +227,10 @@ fn inputs(facts: &[RankFacts], row: usize, n_rows: usize) -> Vec<InputDifference
         if found.len() == MAX_INPUTS {
             break;
         }
-        let mut theirs = facts.iter().enumerate().filter(|(at, _)| *at != row).map(|(_, of)| {
-            of.inputs.iter().find(|other| other.name == input.name).map(|other| &other.shape)
-        });
+        let mut theirs =
+            facts.iter().enumerate().filter(|(at, _)| *at != row).map(|(_, of)| {
+                of.inputs.iter().find(|other| other.name == input.name).map(|other| &other.shape)
+            });
         let Some(Some(first)) = theirs.next() else { continue };
         if *first != input.shape && theirs.all(|shape| shape == Some(first)) {
             found.push(InputDifference {
