@@ -64,3 +64,9 @@ def out_of_memory(snapshot_pickle: bytes, device: int, allowed_bytes: int | None
 
 def run_plan(argv: Sequence[str]) -> str | None:
     """What `unhand run` on the command line `argv` asks for, as JSON; None for any other command line."""
+
+def replay(snapshot_pickle: bytes, device: int) -> str:
+    """What the history in a pickle of PyTorch's snapshot did on one device, as JSON: a run of `unhand replay --json`.
+
+    `ValueError` where there is no history, or one that no allocator can follow. Nothing in it is run.
+    """

@@ -25,6 +25,9 @@ PACKAGES = ["transformers==5.17.0", "numpy", "filelock", "typing_extensions", "s
 # of tests/python names those it wants in a line `# packages: NAME ...`, `checks` is there for all.
 MORE = {
     "checks": ["hypothesis==6.170.17"],
+    "pytest": ["pytest==9.2.0", "pytest-xdist==3.8.0"],
+    # 100 MB on disk, most of it for completion and debugging, which the kernel loads lazily.
+    "jupyter": ["ipython==9.18.1", "ipykernel==7.4.0", "nbclient==0.11.0", "nbformat==5.11.1"],
 }
 
 
