@@ -222,27 +222,43 @@ def _place(path, environ) -> tuple[str, str]:
     if not rank.isdigit():
         return path, f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     run = environ.get("TORCHELASTIC_RUN_ID", "none")
-    if run == "none":
-        run = environ.get("SLURM_JOB_ID") or str(os.getppid())
     # All ranks of a node have one launcher, so they agree without asking each other; the time tells runs apart.
-    started = time.strftime("%Y%m%d-%H%M%S", time.localtime(_launched_at()))
+    launcher, started = _launcher()
+    if run == "none":
+        run = environ.get("SLURM_JOB_ID") or str(launcher)
+    started = time.strftime("%Y%m%d-%H%M%S", time.localtime(started))
     restarts = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     again = f"-restart{restarts}" if restarts not in ("", "0") else ""
     return os.path.join(path, re.sub(r"[^\w.-]", "_", f"{started}-{run}{again}")), f"rank{rank}"
 
 
-def _launched_at() -> float:
-    """When the parent process started, in seconds since the epoch; where that is not to be had, today's midnight."""
+def _launcher() -> tuple[int, float]:
+    """The process that launched the ranks and when it started, in seconds since the epoch.
+
+    It is the nearest ancestor without `RANK` in its environment: a rank may have been started through other programs. Where
+    that is not to be had it is the parent, and today's midnight.
+    """
+    pid = os.getppid()
     try:
-        with open(f"/proc/{os.getppid()}/stat", "rb") as file:
-            # The name of the program is in parentheses and may have spaces.
-            ticks = int(file.read().rpartition(b")")[2].split()[19])
+        while pid > 1 and _has_rank(pid):
+            pid = int(_stat(pid)[1])
         with open("/proc/stat", encoding="ascii") as file:
             booted = next(int(line.split()[1]) for line in file if line.startswith("btime "))
-        return booted + ticks / os.sysconf("SC_CLK_TCK")
+        return pid, booted + int(_stat(pid)[19]) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, StopIteration, IndexError):
         now = time.localtime()
-        return time.mktime((*now[:3], 0, 0, 0, 0, 0, -1))
+        return os.getppid(), time.mktime((*now[:3], 0, 0, 0, 0, 0, -1))
+
+
+def _has_rank(pid) -> bool:
+    with open(f"/proc/{pid}/environ", "rb") as file:
+        return any(variable.startswith(b"RANK=") for variable in file.read().split(b"\0"))
+
+
+def _stat(pid) -> list[bytes]:
+    """The fields of a process after its name, which is in parentheses and may have spaces: state, parent and so on."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        return file.read().rpartition(b")")[2].split()
 
 
 def _index(device):

@@ -121,7 +121,7 @@ def check_unhand_explain_and_pytorch_s_viewer_read_it():
 
         with open(os.path.join(folder, "snapshot.pickle"), "rb") as file:
             snapshot = pickle.load(file)
-        assert "OOM" in _memory_viz.trace(snapshot) and _memory_viz.trace_plot(snapshot)
+        assert "OutOfMemoryError" in _memory_viz.trace(snapshot) and _memory_viz.trace_plot(snapshot)
         del keep
 
 
@@ -421,9 +421,11 @@ def check_an_error_of_a_library_at_the_end_of_a_program():
 def check_ranks_share_a_folder_and_the_different_one_is_named():
     with script() as folder:
         command = [*PYTHON, "-m", "unhand", "run", "job.py", "plain"]
+        # One of them through a program between it and the launcher.
+        between = ["sh", "-c", '"$@"; exit $?', "sh"]
         ranks = [
             subprocess.Popen(
-                command, cwd=folder, env=dict(os.environ, RANK=str(rank), WORLD_SIZE="3"), stderr=subprocess.PIPE, text=True
+                [*(between if rank == 2 else []), *command], cwd=folder, env=dict(os.environ, RANK=str(rank), WORLD_SIZE="3"), stderr=subprocess.PIPE, text=True
             )
             for rank in range(3)
         ]
