@@ -43,4 +43,4 @@ with tempfile.TemporaryDirectory() as folder:
     print(*sorted(os.listdir(recording)), sep="\n")
     print("\n== report.txt")
     with open(os.path.join(recording, "report.txt"), encoding="utf-8") as page:
-        print(page.read())
+        print(page.read(), end="")
