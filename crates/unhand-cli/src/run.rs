@@ -115,7 +115,7 @@ pub(crate) fn run(arguments: &Arguments, python: Option<&Path>) -> Result<Outcom
     }
     let mut command = Command::new(DEFAULT_PYTHON);
     command.args(["-m", "unhand"]).args(std::env::args_os().skip(1));
-    let error = replace(&mut command)?;
+    let error = replace(&mut command);
     Err(Failure::bad_input(format!("cannot start: `{DEFAULT_PYTHON}`"))
         .because(&error)
         .hint("`unhand run` needs Python with the package: `pip install unhand`"))
@@ -123,16 +123,16 @@ pub(crate) fn run(arguments: &Arguments, python: Option<&Path>) -> Result<Outcom
 
 /// This process becomes the command, so that signals and the exit code are the command's.
 #[cfg(unix)]
-fn replace(command: &mut Command) -> Result<std::io::Error, Failure> {
+fn replace(command: &mut Command) -> std::io::Error {
     use std::os::unix::process::CommandExt;
 
-    Ok(command.exec())
+    command.exec()
 }
 
 #[cfg(not(unix))]
-fn replace(command: &mut Command) -> Result<std::io::Error, Failure> {
+fn replace(command: &mut Command) -> std::io::Error {
     match command.status() {
         Ok(status) => std::process::exit(status.code().unwrap_or(1)),
-        Err(error) => Ok(error),
+        Err(error) => error,
     }
 }

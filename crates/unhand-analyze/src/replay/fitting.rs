@@ -84,9 +84,9 @@ impl Fitting {
         };
         if is_served(tried.control) {
             fitting.fits.clear();
-            fitting.sentence = "Whether a setting would have served the request cannot be told: replayed with the settings \
+            "Whether a setting would have served the request cannot be told: replayed with the settings \
                                 and the memory there were, it does not fail, so the replay misses what made it fail."
-                .to_owned();
+                .clone_into(&mut fitting.sentence);
         } else {
             fitting.sentence = fitting.say(oom, room, tried.recorded);
         }
