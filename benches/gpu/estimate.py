@@ -62,7 +62,7 @@ def in_a_process(name):
         except subprocess.TimeoutExpired:
             return {"row": name, "error": f"none after {TIMEOUT_S} s"}
     if outcome.returncode != 0:
-        said = [line for line in outcome.stderr.splitlines() if re.match(r"[\w.]+(Error|Exception|NotInstalled)\b", line)]
+        said = [line for line in outcome.stderr.splitlines() if re.match(r"(torch\.[\w.]+|\w*(Error|Exception)\w*):", line)]
         return {"row": name, "error": (said or [f"exit code {outcome.returncode}"])[-1][:300]}
     row = json.loads(outcome.stdout.strip().splitlines()[-1])
     row["seconds"] = round(time.monotonic() - start, 1)

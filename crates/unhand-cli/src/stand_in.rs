@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn help_names_every_gpu() {
-        assert!(AFTER_HELP.replace("\n", " ").contains(&names()), "{}", names());
+        assert!(AFTER_HELP.replace('\n', " ").contains(&names()), "{}", names());
     }
 
     #[test]

@@ -33,6 +33,7 @@ try:
 finally:
     stats = torch.cuda.memory_stats()
     names = ("requested", "allocated", "reserved")
+    del optimizer, model
     print("FIGURES", total, *(stats[f"{name}_bytes.all.peak"] for name in names))
 """
 FAIL = """

@@ -47,6 +47,7 @@ pub(super) struct Answer {
 
 /// One device of the run.
 #[derive(Debug, Serialize)]
+#[allow(clippy::struct_field_names, reason = "the names are those in the JSON")]
 pub(super) struct Device {
     pub(super) device: usize,
     pub(super) name: String,
@@ -65,6 +66,7 @@ pub(super) struct Device {
 
 /// The figures of the peak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[allow(clippy::struct_field_names, reason = "a size says that it is one")]
 pub(super) struct Ladder {
     pub(super) requested_bytes: u64,
     pub(super) allocated_bytes: u64,

@@ -103,17 +103,15 @@ pub(super) fn run(
     } else {
         let of = format!("{}, {}", target.device_name(), Bytes(target.memory_bytes));
         let n_runs = plural(runs.len() as u64, "run");
-        match largest {
-            Some(value) if value == range.high => writeln!(
-                printer,
-                "{}={value} fits {of}, the largest that was asked for ({n_runs})",
-                range.name
-            )?,
-            Some(value) => {
-                writeln!(printer, "{}={value} is the largest that fits {of} ({n_runs})", range.name)?
+        let name = &range.name;
+        let sentence = match largest {
+            Some(value) if value == range.high => {
+                format!("{name}={value} fits {of}, the largest that was asked for ({n_runs})")
             }
-            None => writeln!(printer, "{}={} does not fit {of}", range.name, range.low)?,
-        }
+            Some(value) => format!("{name}={value} is the largest that fits {of} ({n_runs})"),
+            None => format!("{name}={} does not fit {of}", range.low),
+        };
+        writeln!(printer, "{sentence}")?;
     }
     Ok(if largest.is_some() { Outcome::Fine } else { Outcome::Found })
 }

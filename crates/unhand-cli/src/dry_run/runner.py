@@ -31,18 +31,18 @@ class Steps:
 
     def __init__(self, most):
         self.most = most
+        self.made = 0
         self.counts = weakref.WeakKeyDictionary()
 
     def count(self, optimizer, *_):
         counts = self.counts
         counts[optimizer] = counts.get(optimizer, 0) + 1
+        # Kept apart: an optimizer may be gone in the end.
+        self.made = max(self.made, counts[optimizer])
         if self.most is not None and counts[optimizer] >= self.most:
             # A program with two optimizers has made a step when both have.
             if min(counts.values()) >= self.most or counts[optimizer] >= PATIENCE * self.most:
                 raise Enough
-
-    def made(self):
-        return max(self.counts.values(), default=0)
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
@@ -125,7 +125,7 @@ def exit_code(error):
 def facts(error, steps):
     """What the history does not tell."""
     torch = sys.modules.get("torch")
-    result = {"steps": steps.made(), "stopped": isinstance(error, Enough), "torch": None, "devices": []}
+    result = {"steps": steps.made, "stopped": isinstance(error, Enough), "torch": None, "devices": []}
     if torch is None or not hasattr(torch, "cuda"):
         return result
     result["torch"] = torch.__version__

@@ -107,23 +107,21 @@ fn gpus(device: &Device, target: &Target, printer: &mut Printer) -> Result<(), F
 
 /// How sure the figures are, in sentences.
 fn sureness(confidence: &Confidence) -> String {
-    let mut text = String::new();
     let libraries = confidence.without_workspaces_of.join(" and ");
-    if libraries.is_empty() {
-        text.push_str(
-            "Requested, allocated and reserved are PyTorch's own allocator at work on the same requests. ",
-        );
+    let blocks = if libraries.is_empty() {
+        "Requested, allocated and reserved are PyTorch's own allocator at work on the same requests."
+            .to_owned()
     } else {
-        text.push_str(&format!(
-            "Requested, allocated and reserved are PyTorch's own allocator at work, without the workspaces that {libraries} \
-             would ask for on a device. "
-        ));
-    }
-    text.push_str(match confidence.context {
-        Sureness::Measured => "The context was measured on such a GPU with nothing loaded; kernels add to it as they are first used.",
-        _ => "The context is a guess, scaled from the one GPU it was measured on; kernels add to it as they are first used.",
-    });
-    text
+        format!(
+            "Requested, allocated and reserved are PyTorch's own allocator at work, without the workspaces that \
+             {libraries} would ask for on a device."
+        )
+    };
+    let context = match confidence.context {
+        Sureness::Measured => "was measured on such a GPU with nothing loaded",
+        _ => "is a guess, scaled from the one GPU it was measured on",
+    };
+    format!("{blocks} The context {context}; kernels add to it as they are first used.")
 }
 
 fn section(title: &str, printer: &mut Printer) -> Result<(), Failure> {
