@@ -20,10 +20,10 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "standin"))
 import torch
 from bench import main
 
-from unhand import _actions, _free, _holders, _kinds, _ladder, _scope_answer, _see, _survivors, _verdict
+from unhand import _actions, _batch_size, _free, _holders, _kinds, _ladder, _recording, _scope_answer, _see, _survivors, _verdict
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "scope", "install", "batches", "watch", "pytest", "notebook")
+GUIDES = ("report", "holders", "free", "scope", "install", "batches", "watch", "out-of-memory", "pytest", "notebook")
 COMMAND = re.compile(r"\$ (?:python3|(pytest)) (examples/\S+\.py)((?: --\S+)*)$")
 PYTEST = ["-m", "pytest", "-p", "unhand.pytest_plugin", "-p", "no:cacheprovider"]
 
@@ -128,6 +128,7 @@ def check_every_field_is_in_its_guide():
         "report": (_ladder.Ladder, _see.DeviceReport, _see.Report, _see.Site),
         "holders": (_holders.Holder, _holders.Part, _see.HolderList),
         "free": (_free.Freed, _actions.Action),
+        "out-of-memory": (_recording.Recording, _recording.Failure, _recording.Line, _recording.Stuck, _batch_size.BatchSize),
         "scope": (_scope_answer.ScopeResult, _scope_answer.ScopeDevice, _scope_answer.ScopeNode, _survivors.Leak),
         "watch": (_verdict.Verdict, _verdict.Grower, _verdict.Forecast),
     }.items():
@@ -155,7 +156,8 @@ def check_every_verdict_is_explained():
 def check_every_field_says_what_it_is():
     """Each field of an answer has a sentence after it."""
     silent = []
-    for module in (_see, _holders, _ladder, _free, _actions, _survivors, _scope_answer, _verdict):
+    answers = (_see, _holders, _ladder, _free, _actions, _survivors, _scope_answer, _verdict, _recording, _batch_size)
+    for module in answers:
         for node in ast.parse(read("python", "unhand", os.path.basename(module.__file__))).body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_") or not ast.get_docstring(node):
                 continue

@@ -3,5 +3,6 @@
 mod answers;
 mod broken_input;
 mod figures;
+mod recordings;
 mod run;
 mod usage;

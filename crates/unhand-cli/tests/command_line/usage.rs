@@ -23,6 +23,7 @@ fn help_of_the_command() {
       diff     Compare two snapshots: totals, and the call sites that hold more or less
       flame    Show bytes by call stack as a flame graph
       export   Write the events, segments or blocks of a snapshot as a table
+      run      Run a Python program; if it runs out of GPU memory, write down why
       doctor   Say what this machine allows PyTorch to do with its GPUs, and what to do about the rest
 
     Options:
@@ -37,6 +38,7 @@ fn help_of_the_command() {
       unhand explain snapshot.pickle             what held the memory, and what to do about it
       unhand replay snapshot.pickle --sweep      which allocator settings would have needed less
       unhand diff before.pickle after.pickle     what one run holds that the other does not
+      unhand run train.py                        a run that writes down why it ran out of memory
       unhand doctor                              what this machine allows, and what to do about the rest
 
     FILE is a memory snapshot of PyTorch (`torch.cuda.memory._dump_snapshot`), as it is or
