@@ -2,7 +2,7 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{diff, doctor, explain, export, flame, replay, run};
+use crate::{diff, doctor, dry_run, explain, export, flame, replay, run, stand_in};
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -54,6 +54,8 @@ pub(crate) enum Command {
     Export(export::Arguments),
     Run(run::Arguments),
     Doctor(doctor::Arguments),
+    DryRun(dry_run::Arguments),
+    StandIn(stand_in::Arguments),
 }
 
 /// When to use colours.

@@ -7,6 +7,7 @@ mod advice;
 mod arguments;
 mod diff;
 mod doctor;
+mod dry_run;
 mod explain;
 mod export;
 mod failure;
@@ -21,6 +22,7 @@ mod progress;
 mod replay;
 mod run;
 mod settings;
+mod stand_in;
 mod table;
 
 /// Compiles the Rust in README.md.
@@ -90,5 +92,7 @@ fn perform(arguments: &Arguments, python: Option<&Path>, printer: &mut Printer) 
         Command::Export(export) => export::run(export, shared, printer),
         Command::Run(run) => run::run(run, python),
         Command::Doctor(doctor) => doctor::run(doctor, python, shared, printer),
+        Command::DryRun(dry_run) => dry_run::run(dry_run, python, shared, printer),
+        Command::StandIn(stand_in) => stand_in::run(stand_in, python, printer),
     }
 }

@@ -5,4 +5,5 @@ mod broken_input;
 mod figures;
 mod recordings;
 mod run;
+mod stand_in;
 mod usage;

@@ -17,14 +17,17 @@ fn help_of_the_command() {
     Usage: unhand [OPTIONS] <COMMAND>
 
     Commands:
-      explain  Say what held the memory at the peak and at the end, what pins the cache, and what leaks
-      replay   Replay the recorded run through PyTorch's allocation rules, as it was and under other
-               settings
-      diff     Compare two snapshots: totals, and the call sites that hold more or less
-      flame    Show bytes by call stack as a flame graph
-      export   Write the events, segments or blocks of a snapshot as a table
-      run      Run a Python program; if it runs out of GPU memory, write down why
-      doctor   Say what this machine allows PyTorch to do with its GPUs, and what to do about the rest
+      explain   Say what held the memory at the peak and at the end, what pins the cache, and what leaks
+      replay    Replay the recorded run through PyTorch's allocation rules, as it was and under other
+                settings
+      diff      Compare two snapshots: totals, and the call sites that hold more or less
+      flame     Show bytes by call stack as a flame graph
+      export    Write the events, segments or blocks of a snapshot as a table
+      run       Run a Python program; if it runs out of GPU memory, write down why
+      doctor    Say what this machine allows PyTorch to do with its GPUs, and what to do about the rest
+      dry-run   Say what a script would need on a GPU, who holds it, and where it fits, without having
+                one
+      stand-in  Run a command with the real PyTorch on a GPU that is not there
 
     Options:
           --json          Answer as JSON: sizes in bytes, and a `schema_version`
