@@ -100,7 +100,7 @@ def _change(before, after) -> str:
     return ", ".join(words)
 
 
-def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
+def free(*targets, keep=(), shared=False, compile_caches=False, dry_run=False) -> Freed:
     """Give the GPU memory of the targets back to the driver, whoever still refers to them.
 
     A target is a tensor, a module, an optimizer, a container, or any object with tensors on it: parameters, buffers,
@@ -109,7 +109,8 @@ def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
     that says the same), never a CUDA error. Give it new data through `tensor.data = …` to use it again.
 
     Memory that a tensor or a module outside of the targets shares is left alone and listed, unless `shared` is true.
-    So is memory that a captured CUDA graph may use: name the graph as well.
+    So is memory that a captured CUDA graph may use: name the graph as well. `keep` is an object, or a list of them, whose
+    memory stays although it belongs to the targets too: `free(trainer, keep=model)` gives back what else the trainer has.
 
     Without targets it frees only what nobody meant to keep: the locals in tracebacks of exceptions that are over, dead
     cycles, workspaces, caches. That is done with targets too. `compile_caches` also resets `torch.compile`. With
@@ -119,8 +120,14 @@ def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
     captured, TypeError for a target that cannot hold a tensor, and `Error` where there are targets and PyTorch is not
     imported, or is a release that cannot guard a freed tensor. docs/guides/free.md has the whole story.
     """
+    return run(targets, keep, None, shared, compile_caches, dry_run)
+
+
+def run(targets, keep=(), spare=None, shared=False, compile_caches=False, dry_run=False) -> Freed:
+    """The same; `spare` tells of a view which of its storages, by cdata, stay as if they had been named in `keep`."""
     started = time.perf_counter()
     targets = tuple(target for target in targets if target is not None)
+    keep = tuple(thing for thing in (keep if isinstance(keep, (list, tuple)) else [keep]) if thing is not None)
     with _turn:
         scene = _actions.scene()
         if scene.is_capturing:
@@ -132,8 +139,8 @@ def free(*targets, shared=False, compile_caches=False, dry_run=False) -> Freed:
             if compile_caches:
                 actions.append(_actions.compile_caches(scene))
             actions.append(_actions.synchronize(scene))
-        outcome = _release(targets, shared, dry_run, actions)
-        del targets
+        outcome = _release(targets, keep, spare, shared, dry_run, actions)
+        del targets, keep
         if not dry_run:
             actions += _let_go([ladder.device for ladder in before])
         report = _see.report(limit=_KEPT)
@@ -180,7 +187,7 @@ class _Outcome:
     shared: tuple = ()
 
 
-def _release(targets, shared, dry_run, actions) -> _Outcome:
+def _release(targets, keep, spare, shared, dry_run, actions) -> _Outcome:
     torch = sys.modules.get("torch")
     if torch is None:
         if targets:
@@ -189,18 +196,21 @@ def _release(targets, shared, dry_run, actions) -> _Outcome:
     if targets and not _guard.is_available(torch):
         raise Error(f"torch {torch.__version__} cannot guard a freed tensor; delete the references that unhand.holders() names")
     with _see.looking:
-        view = _heap.View(targets, [targets])
+        view = _heap.View([*targets, *keep], [targets, keep])
         try:
             if not dry_run:
                 stored = _stored_tracebacks(view)
                 if stored:
                     view.close()
                     actions += [_actions.stored_tracebacks(stored), _actions.collect()]
-                    view = _heap.View(targets, [targets])
+                    view = _heap.View([*targets, *keep], [targets, keep])
             if not targets:
                 return _Outcome()
+            spared = Targets(view, keep).storages() if keep else set()
+            if spare is not None:
+                spared |= spare(view)
             asked = Targets(view, targets)
-            found = asked.belongings(shared)
+            found = asked.belongings(shared, spared)
             n_bytes = _bytes_of(view, found.storages) + found.graph_bytes
             outcome = _Outcome(len(found.storages), n_bytes, _shared_holders(view, found))
             if not dry_run:
