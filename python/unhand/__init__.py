@@ -24,6 +24,7 @@ _PLACES = {
     "Freed": "_free",
     "compact": "_compact",
     "Compacted": "_compact",
+    "is_out_of_memory": "_oom",
     "Error": "errors",
     "FreedError": "errors",
     "CaptureError": "errors",

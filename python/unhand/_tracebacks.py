@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from unhand import _allocator
 
-_LAST = ("last_exc", "last_value", "last_traceback", "last_type")
+LAST = ("last_exc", "last_value", "last_traceback", "last_type")
 _GENERATORS = 0x20 | 0x80 | 0x200
 # `frame.f_locals` is a copy kept in the frame up to CPython 3.12, and a view of it after.
 _LOCALS_ARE_COPIED = sys.version_info < (3, 13)
@@ -66,6 +66,29 @@ def clear(tracebacks):
     return _clear(tracebacks, spared_frames)
 
 
+def unwind(error, outer=None):
+    """Takes the frames from an exception that is caught and done with: its locals, traceback, cause and context.
+
+    Unlike `forget` it does so while the exception is being handled. `outer`, what the caller was handling before, and
+    all that came from there stay whole. The message stays, so the exception can still be raised. Returns how many
+    frames were cleared.
+    """
+    spared = {id(one): one for one in _chain(outer)}
+    chain = [one for one in _chain(error) if id(one) not in spared]
+    tracebacks = [one.__traceback__ for one in chain if one.__traceback__ is not None]
+    spared_frames = _frames_of(spared.values())
+    for one in chain:
+        one.__traceback__ = None
+        suppressed = one.__suppress_context__
+        # To set a cause says that the context is not to be shown.
+        one.__cause__ = one.__context__ = None
+        one.__suppress_context__ = suppressed
+    chain.clear()
+    spared.clear()
+    one = error = outer = None  # noqa: F841
+    return _clear(tracebacks, spared_frames)
+
+
 def debugger_is_open():
     """Whether a debugger is looking at frames, live or dead, in any thread. They must stay as they are then."""
     for frame in sys._current_frames().values():
@@ -104,7 +127,7 @@ def _chain(remembered):
 
 def _system_places():
     """`sys.last_*`: set by the interactive interpreter, IPython and pytest when an exception is printed."""
-    return [(f"sys.{name}", getattr(sys, name), _deleter(name)) for name in _LAST if hasattr(sys, name)]
+    return [(f"sys.{name}", getattr(sys, name), _deleter(name)) for name in LAST if hasattr(sys, name)]
 
 
 def _deleter(name):
