@@ -6,7 +6,7 @@ import time
 import types
 from dataclasses import dataclass
 
-from unhand import _actions, _guard, _heap, _see
+from unhand import _actions, _allocator, _guard, _heap, _see
 from unhand._holders import Holder, Holders
 from unhand._ladder import Ladder, ladders
 from unhand._native import format_bytes
@@ -120,11 +120,17 @@ def free(*targets, keep=(), shared=False, compile_caches=False, dry_run=False) -
     captured, TypeError for a target that cannot hold a tensor, and `Error` where there are targets and PyTorch is not
     imported, or is a release that cannot guard a freed tensor. docs/guides/free.md has the whole story.
     """
-    return run(targets, keep, None, shared, compile_caches, dry_run)
+    return run(targets, keep=keep, shared=shared, compile_caches=compile_caches, dry_run=dry_run)
 
 
-def run(targets, keep=(), spare=None, shared=False, compile_caches=False, dry_run=False) -> Freed:
-    """The same; `spare` tells of a view which of its storages, by cdata, stay as if they had been named in `keep`."""
+def run(
+    targets, *, keep=(), without=(), spare=None, look=None, shared=False, compile_caches=False, dry_run=False
+) -> Freed:
+    """The same, with two more ways to say what stays, and with a look at the heap afterwards.
+
+    What can be reached only through the objects `without` does not belong to the targets. `spare` tells of a view which of
+    its storages, by cdata, stay as if they had been named in `keep`. `look` gets the view that the answer is made of.
+    """
     started = time.perf_counter()
     targets = tuple(target for target in targets if target is not None)
     keep = tuple(thing for thing in (keep if isinstance(keep, (list, tuple)) else [keep]) if thing is not None)
@@ -139,11 +145,11 @@ def run(targets, keep=(), spare=None, shared=False, compile_caches=False, dry_ru
             if compile_caches:
                 actions.append(_actions.compile_caches(scene))
             actions.append(_actions.synchronize(scene))
-        outcome = _release(targets, keep, spare, shared, dry_run, actions)
-        del targets, keep
+        outcome = _release(targets, keep, without, spare, shared, dry_run, actions)
+        del targets, keep, without
         if not dry_run:
             actions += _let_go([ladder.device for ladder in before])
-        report = _see.report(limit=_KEPT)
+        report = _see.report_and(look, _allocator.devices(), _KEPT)
         after = before if dry_run else tuple(device.ladder for device in report.devices)
     return Freed(
         returned_bytes=sum(_difference(old, new, "device_used_bytes") for old, new in zip(before, after)),
@@ -187,7 +193,7 @@ class _Outcome:
     shared: tuple = ()
 
 
-def _release(targets, keep, spare, shared, dry_run, actions) -> _Outcome:
+def _release(targets, keep, without, spare, shared, dry_run, actions) -> _Outcome:
     torch = sys.modules.get("torch")
     if torch is None:
         if targets:
@@ -196,20 +202,21 @@ def _release(targets, keep, spare, shared, dry_run, actions) -> _Outcome:
     if targets and not _guard.is_available(torch):
         raise Error(f"torch {torch.__version__} cannot guard a freed tensor; delete the references that unhand.holders() names")
     with _see.looking:
-        view = _heap.View([*targets, *keep], [targets, keep])
+        view = _heap.View([*targets, *keep], [targets, keep, without])
         try:
             if not dry_run:
                 stored = _stored_tracebacks(view)
                 if stored:
                     view.close()
                     actions += [_actions.stored_tracebacks(stored), _actions.collect()]
-                    view = _heap.View([*targets, *keep], [targets, keep])
+                    view = _heap.View([*targets, *keep], [targets, keep, without])
             if not targets:
                 return _Outcome()
-            spared = Targets(view, keep).storages() if keep else set()
+            # A thing to keep may know the targets, as a callback knows its trainer, without their being part of it.
+            spared = Targets(view, keep, targets).storages() if keep else set()
             if spare is not None:
                 spared |= spare(view)
-            asked = Targets(view, targets)
+            asked = Targets(view, targets, without)
             found = asked.belongings(shared, spared)
             n_bytes = _bytes_of(view, found.storages) + found.graph_bytes
             outcome = _Outcome(len(found.storages), n_bytes, _shared_holders(view, found))

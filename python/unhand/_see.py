@@ -100,11 +100,18 @@ def report(device=None, *, limit=20) -> Report:
     wanted = _allocator.devices()
     if device is not None and wanted:
         wanted = [index for index in wanted if index == _blocks.device_index(device)]
+    return report_and(None, wanted, limit)
+
+
+def report_and(look, wanted, limit) -> Report:
+    """The report of some devices; `look` gets to see the same view, for another question about the same moment."""
     if not wanted:
         return Report(())
     with looking:
         view = _heap.View()
         try:
+            if look is not None:
+                look(view)
             return Report(tuple(_device_report(view, index, limit) for index in wanted))
         finally:
             view.close()
@@ -128,15 +135,20 @@ def _device_report(view, device, limit) -> DeviceReport:
 
 
 class Explanation:
-    """Who holds the blocks of one device, before it is put in words."""
+    """Who holds the blocks of one device, before it is put in words; of all blocks or of those that `wanted` says yes to."""
 
-    def __init__(self, view, device):
+    def __init__(self, view, device, wanted=None):
         self.view, self.device = view, device
-        weights = [(node, n_bytes) for node, n_bytes in view.weights() if view.block_device[view.object(node).address] == device]
+        asked = {
+            address
+            for address, block in view.blocks.items()
+            if view.block_device[address] == device and (wanted is None or wanted(block))
+        }
+        weights = [(node, n_bytes) for node, n_bytes in view.weights() if view.object(node).address in asked]
         held, unheld, _ = view.graph.holdings(weights)
         self.held = sorted(_by_sort(view, held), key=lambda holding: -holding[3])
         self.garbage = unheld
-        blocks = [block for address, block in view.blocks.items() if view.block_device[address] == device]
+        blocks = [view.blocks[address] for address in view.blocks if address in asked]
         self.nameless = [block for block in blocks if block.address not in view.block_nodes]
         self.garbage_bytes = sum(view.object(node).bytes for node in unheld)
         self.more_bytes = 0

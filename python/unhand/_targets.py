@@ -42,10 +42,12 @@ class Belongings:
 class Targets:
     """Asks a view what the targets own."""
 
-    def __init__(self, view: "_heap.View", targets):
+    def __init__(self, view: "_heap.View", targets, without=()):
         self.view, self.torch = view, view.torch
         self.starts = [self._node(target) for target in targets]
         self._closed = {*view.anchors, *view.graph_nodes, *view.base_ways, *view.instances_of(*_CLOSED)}
+        # What the targets use and do not own: nothing belongs to them because it can be reached from there.
+        self._closed |= {view.heap.node(thing) for thing in without} - {None, *self.starts}
         self._optimizers = set(view.instances_of(self.torch.optim.Optimizer))
         self._modules = set(view.instances_of(self.torch.nn.Module))
         self._graphs = set(view.instances_of(self.torch.cuda.CUDAGraph))

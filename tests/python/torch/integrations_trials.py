@@ -1,0 +1,132 @@
+"""The integrations of Optuna, Lightning and diffusers, with those libraries: what comes back, what stays, and who holds it."""
+
+# packages: integrations
+
+import gc
+import logging
+import os
+import subprocess
+import sys
+import warnings
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "..", "standin"))
+warnings.simplefilter("ignore")
+
+import optuna
+import torch
+from bench import main, raises
+from torch import nn
+
+import unhand
+from unhand.integrations import optuna as of_optuna
+
+MIB = 1 << 20
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+
+def big(mib=4):
+    return torch.zeros(mib * MIB // 4, device="cuda")
+
+
+def allocated():
+    return torch.cuda.memory_allocated()
+
+
+def nothing_left():
+    """What is allocated when everything of a check is gone."""
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    return allocated()
+
+
+class Warned(logging.Handler):
+    """What the integrations say."""
+
+    def __enter__(self):
+        self.texts = []
+        logging.getLogger("unhand").addHandler(self)
+        return self
+
+    def __exit__(self, *_):
+        logging.getLogger("unhand").removeHandler(self)
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+CACHE = []
+
+
+def check_each_trial_begins_at_the_floor():
+    before = big()
+    floor = nothing_left()
+    seen, landings = [], []
+
+    @of_optuna.trial(on_landing=lambda trial, landing: landings.append((trial.number, landing)))
+    def objective(trial):
+        """The objective."""
+        seen.append(allocated())
+        model = nn.Linear(1024, 1024).cuda()
+        loss = model(torch.zeros(4, 1024, device="cuda")).square().mean()
+        loss.backward()
+        # A cycle, as trainers and their callbacks are.
+        model.owner = model
+        if trial.number == 1:
+            raise optuna.TrialPruned()
+        if trial.number == 2:
+            raise RuntimeError("failed")
+        if trial.number == 3:
+            torch.empty(1 << 50, device="cuda")
+        return loss
+
+    assert objective.__doc__ == "The objective." and objective.__wrapped__
+    study = optuna.create_study()
+    with Warned() as warned:
+        study.optimize(objective, n_trials=5, catch=(RuntimeError,))
+    assert seen == [floor] * 5, (seen, floor)
+    states = [trial.state.name for trial in study.trials]
+    assert states == ["COMPLETE", "PRUNED", "FAIL", "FAIL", "COMPLETE"] and study.best_value == 0.0, states
+    # One report of the error; a landing is told only of trials that return.
+    assert len(warned.texts) == 1 and "trial 3 ran out of memory" in warned.texts[0], warned.texts
+    assert [number for number, _ in landings] == [0, 4] and all(each.left_bytes == 0 for _, each in landings)
+    assert before.shape == (MIB,)
+
+
+def check_what_a_trial_leaves_is_named():
+    before = big()
+    floor = nothing_left()
+
+    def objective(trial):
+        CACHE.append(big(8))
+        model = nn.Linear(1024, 1024, bias=False).cuda()
+        trial.set_user_attr("model", model)
+        before.zero_()
+        return 1.0
+
+    study = optuna.create_study()
+    with Warned() as warned:
+        study.optimize(of_optuna.trial(objective), n_trials=1)
+    assert allocated() == floor + 12 * MIB and len(warned.texts) == 1, warned.texts
+    assert "trial 0" in warned.texts[0] and "__main__.CACHE" in warned.texts[0] and "12.0 MiB above" in warned.texts[0]
+    assert "user_attrs" in warned.texts[0], warned.texts[0]
+    # The other way: all that was born in the trial goes, and nothing else.
+    with Warned() as warned:
+        study.optimize(of_optuna.trial(objective, everything=True), n_trials=1)
+    assert allocated() == floor + 12 * MIB and not warned.texts, warned.texts
+    raises(unhand.FreedError, lambda: CACHE[1] + 1)
+    assert (CACHE[0] + 1).shape == (2 * MIB,) and (before + 1).shape == (MIB,)
+    CACHE.clear()
+
+
+def check_nothing_is_imported_before_it_is_asked_for():
+    script = (
+        "import sys, unhand, unhand.integrations; unhand.integrations.optuna;"
+        "print(sorted({'torch', 'transformers', 'optuna', 'accelerate'} & set(sys.modules)), dir(unhand.integrations)[-8:])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[] ["), done.stdout
+
+
+if __name__ == "__main__":
+    main(globals())
