@@ -4,6 +4,8 @@ A line `...` in a document stands for any number of lines. What is shown comes f
 name; with another one the examples have to run, and print the same headings.
 """
 
+# packages: integrations
+
 import ast
 import dataclasses
 import functools
@@ -19,10 +21,10 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "standin"))
 import torch
 from bench import main
 
-from unhand import _actions, _free, _holders, _kinds, _ladder, _see
+from unhand import _actions, _floor, _free, _holders, _kinds, _ladder, _see
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "install")
+GUIDES = ("report", "holders", "free", "install", "integrations")
 COMMAND = re.compile(r"\$ python3 (examples/\S+\.py)$")
 
 
@@ -122,6 +124,7 @@ def check_every_field_is_in_its_guide():
         "report": (_ladder.Ladder, _see.DeviceReport, _see.Report, _see.Site),
         "holders": (_holders.Holder, _holders.Part, _see.HolderList),
         "free": (_free.Freed, _actions.Action),
+        "integrations": (_floor.Landing,),
     }.items():
         text = guide(name)
         fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
@@ -141,7 +144,7 @@ def check_every_kind_is_explained():
 def check_every_field_says_what_it_is():
     """Each field of an answer has a sentence after it."""
     silent = []
-    for module in (_see, _holders, _ladder, _free, _actions):
+    for module in (_see, _holders, _ladder, _free, _actions, _floor):
         for node in ast.parse(read("python", "unhand", os.path.basename(module.__file__))).body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_") or not ast.get_docstring(node):
                 continue

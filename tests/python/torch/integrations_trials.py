@@ -1,4 +1,4 @@
-"""The integrations of Optuna, Lightning and diffusers, with those libraries: what comes back, what stays, and who holds it."""
+"""The integrations of Optuna and Lightning, with those libraries: what comes back, what stays, and who holds it."""
 
 # packages: integrations
 
@@ -117,6 +117,82 @@ def check_what_a_trial_leaves_is_named():
     raises(unhand.FreedError, lambda: CACHE[1] + 1)
     assert (CACHE[0] + 1).shape == (2 * MIB,) and (before + 1).shape == (MIB,)
     CACHE.clear()
+
+
+def module(pl, fails=False):
+    class Module(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Linear(1024, 1024)
+
+        def training_step(self, batch, index):
+            loss = self.net(batch[0]).square().mean()
+            if fails and index == 1:
+                torch.empty(1 << 50, device="cuda")
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters())
+
+    return Module()
+
+
+class Figures:
+    """What was logged."""
+
+    def __init__(self, pl):
+        class Logger(pl.loggers.logger.Logger):
+            name, version, seen = "memory", 0, []
+
+            def log_metrics(self, metrics, step=None):
+                self.seen.append((step, metrics))
+
+            def log_hyperparams(self, *args, **kwargs):
+                pass
+
+        self.logger = Logger()
+
+
+def fit(pl, data, fails=False, callbacks=(), logger=False):
+    options = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    one = pl.Trainer(max_steps=3, accelerator="gpu", devices=1, logger=logger, log_every_n_steps=1, callbacks=[*callbacks], **options)
+    return one, module(pl, fails), torch.utils.data.DataLoader(data, batch_size=4, num_workers=0)
+
+
+def check_a_fit_of_lightning():
+    import lightning.pytorch
+    import pytorch_lightning
+
+    from unhand.integrations import lightning as of_lightning
+
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    assert issubclass(of_lightning.MemoryCallback, lightning.pytorch.Callback)
+    assert issubclass(of_lightning.MemoryCallback, pytorch_lightning.Callback), "one class for both packages"
+    # The user's: the data set is on the GPU already.
+    data = torch.utils.data.TensorDataset(torch.zeros(16, 1024, device="cuda"))
+    floor = nothing_left()
+    for pl in (lightning.pytorch, pytorch_lightning):
+        callback = of_lightning.MemoryCallback(release=True)
+        figures = Figures(pl)
+        one, model, loader = fit(pl, data, callbacks=[callback], logger=figures.logger)
+        one.fit(model, loader)
+        steps = [step for step, metrics in figures.logger.seen if "gpu_memory/allocated_bytes" in metrics]
+        assert len(steps) == 3 and figures.logger.seen[-1][1]["gpu_memory/peak_allocated_bytes"] > 12 * MIB, figures.logger.seen
+        assert allocated() == floor and callback.freed is not None, callback.freed
+        # Lightning brought it to the host, where it can be used.
+        assert model.net(torch.zeros(1, 1024)).shape == (1, 1024)
+        figures.logger.seen.clear()
+    one, model, loader = fit(lightning.pytorch, data, fails=True)
+    with Warned() as warned:
+        try:
+            with of_lightning.session(one) as session:
+                one.fit(model, loader)
+        except torch.OutOfMemoryError as error:
+            kept = error
+    assert allocated() == floor and session.landing.left_bytes == 0, session.landing
+    assert session.report is not None and kept is not None and len(warned.texts) == 1, warned.texts
+    assert data.tensors[0].sum().item() == 0
 
 
 def check_nothing_is_imported_before_it_is_asked_for():
