@@ -7,6 +7,7 @@
     unhand.free(model, optimizer)   # their memory goes back to the driver
     unhand.free()                   # what nobody meant to keep: tracebacks, dead cycles, workspaces, caches
     unhand.compact()                # no restart for fragmentation
+    for batch in unhand.watch(loader): ...      # a leak is named while the loop runs
 
 Importing this package imports neither torch nor IPython, starts nothing and touches no GPU.
 """
@@ -25,6 +26,11 @@ _PLACES = {
     "compact": "_compact",
     "Compacted": "_compact",
     "is_out_of_memory": "_oom",
+    "watch": "_watch",
+    "watching": "_watch",
+    "Watch": "_watch",
+    "Verdict": "_verdict",
+    "LeakError": "errors",
     "Error": "errors",
     "FreedError": "errors",
     "CaptureError": "errors",

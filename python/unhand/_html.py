@@ -151,6 +151,27 @@ def freed_html(freed):
     return "".join(parts)
 
 
+def verdict_html(verdict):
+    """What `unhand.watch` makes of a loop."""
+    lines = str(verdict).splitlines()
+    end = lines.index("  held by") if "  held by" in lines else len(lines)
+    parts = [f'<div style="{_FONT}"><b>{escape(lines[0])}</b></div>']
+    parts += [f'<div style="{_FONT}">{escape(line.strip())}</div>' for line in lines[1:end]]
+    if verdict.growers:
+        rows = [
+            (
+                f"{_native.format_bytes(round(grower.bytes_per_step))} a step",
+                grower.kind,
+                "\n".join(grower.paths[:6]),
+                grower.site or "",
+                grower.advice,
+            )
+            for grower in verdict.growers
+        ]
+        parts.append(table_html(("growth", "kind", "held by", "allocated at", "what to do"), rows, "rllll"))
+    return "".join(parts)
+
+
 def _pair(before, after):
     for name in ("device_used_bytes", "reserved_bytes", "allocated_bytes"):
         old, new = getattr(before, name), getattr(after, name)

@@ -135,20 +135,20 @@ def _device_report(view, device, limit) -> DeviceReport:
 
 
 class Explanation:
-    """Who holds the blocks of one device, before it is put in words; of all blocks or of those that `wanted` says yes to."""
+    """Who holds the blocks of one device, before it is put in words."""
 
-    def __init__(self, view, device, wanted=None):
+    def __init__(self, view, device, wanted=lambda block: True):
+        """`wanted` says of a block whether it is to be explained."""
         self.view, self.device = view, device
-        asked = {
-            address
-            for address, block in view.blocks.items()
-            if view.block_device[address] == device and (wanted is None or wanted(block))
-        }
-        weights = [(node, n_bytes) for node, n_bytes in view.weights() if view.object(node).address in asked]
+        weights = [
+            (node, n_bytes)
+            for node, n_bytes in view.weights()
+            if view.block_device[view.object(node).address] == device and wanted(view.object(node))
+        ]
         held, unheld, _ = view.graph.holdings(weights)
         self.held = sorted(_by_sort(view, held), key=lambda holding: -holding[3])
         self.garbage = unheld
-        blocks = [view.blocks[address] for address in view.blocks if address in asked]
+        blocks = [block for address, block in view.blocks.items() if view.block_device[address] == device and wanted(block)]
         self.nameless = [block for block in blocks if block.address not in view.block_nodes]
         self.garbage_bytes = sum(view.object(node).bytes for node in unheld)
         self.more_bytes = 0
@@ -162,16 +162,16 @@ class Explanation:
         makers = Holders(self.view)
         found = [makers.of(holding, self.device) for holding in self.held[:limit]]
         self.more_bytes = sum(holding[3] for holding in self.held[limit:])
-        if self.garbage:
-            found.append(self._garbage_holder())
-        found += self._pool_holders(makers)
+        return found + self._pool_holders(makers) + self.holders_without_names()
+
+    def holders_without_names(self) -> list[Holder]:
+        """Dead cycles, and what PyTorch and its libraries are known to keep."""
+        found = [self._garbage_holder()] if self.garbage else []
         groups: dict[tuple[str, str], list] = {}
         for block in self.nameless:
             if block.address in self.known:
                 groups.setdefault(self.known[block.address], []).append(block)
-        for (kind, path), blocks in groups.items():
-            found.append(self._plain_holder(kind, path, blocks))
-        return found
+        return found + [self._plain_holder(kind, path, blocks) for (kind, path), blocks in groups.items()]
 
     def _pool_holders(self, makers) -> list[Holder]:
         """Private pools that keep free segments while their owner, a CUDA graph or a `MemPool`, lives."""

@@ -11,3 +11,11 @@ class FreedError(Error, RuntimeError):
 
 class CaptureError(Error, RuntimeError):
     """Refused while a CUDA graph is being captured: releasing memory would break the capture."""
+
+
+class LeakError(Error, RuntimeError):
+    """Memory outlives what it was made for. `verdict` is the `Verdict` of `unhand.watch`; None elsewhere."""
+
+    def __init__(self, message, verdict=None):
+        super().__init__(message)
+        self.verdict = verdict

@@ -6,7 +6,7 @@ For both packages, `lightning` (`lightning.pytorch`) and `pytorch_lightning`.
 import functools
 import sys
 
-from unhand import _floor
+from unhand import _floor, _watch
 from unhand._free import Freed
 from unhand.integrations import _session
 
@@ -62,16 +62,28 @@ def _callback(bases):
     class MemoryCallback(*bases):
         """Logs `gpu_memory/…_bytes` with `log_every_n_steps`: allocated, reserved, and their peaks. Resets no peak.
 
-        With `release` all memory of the trainer goes back when it is torn down; `keep` stays.
+        With `release` all memory of the trainer goes back when it is torn down; `keep` stays. It watches the steps for
+        leaks too, as `unhand.watch(on_leak=…)` does; None does not watch.
         """
 
-        def __init__(self, *, release=False, keep=()):
+        def __init__(self, *, release=False, keep=(), on_leak="log"):
             super().__init__()
-            self.release, self.keep = release, keep
-            self.freed = None
+            self.release, self.keep, self.on_leak = release, keep, on_leak
+            self.freed = self.watch = None
+
+        def on_train_start(self, trainer, pl_module):
+            """Called by the trainer."""
+            self.watch = _watch.watch(on_leak=self.on_leak) if self.on_leak is not None else None
+
+        def on_train_end(self, trainer, pl_module):
+            """Called by the trainer."""
+            if self.watch is not None:
+                self.watch.close()
 
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             """Called by the trainer."""
+            if self.watch is not None:
+                self.watch.step()
             if trainer.loggers and (trainer.global_step + 1) % trainer.log_every_n_steps == 0:
                 for logger in trainer.loggers:
                     logger.log_metrics(_session.figures(), step=trainer.global_step)

@@ -4,7 +4,7 @@ import functools
 
 from transformers import TrainerCallback
 
-from unhand import _floor
+from unhand import _floor, _watch
 from unhand._free import Freed
 from unhand.integrations import _session
 from unhand.integrations._session import as_list
@@ -69,9 +69,9 @@ def release_between_trials(trainer):
     return trainer
 
 
-def log_memory(trainer) -> "MemoryCallback":
+def log_memory(trainer, *, on_leak="log") -> "MemoryCallback":
     """Add a `MemoryCallback` before the trainer's other callbacks, so that what they report has its figures."""
-    callback = MemoryCallback()
+    callback = MemoryCallback(on_leak=on_leak)
     trainer.callback_handler.callbacks.insert(0, callback)
     return callback
 
@@ -81,7 +81,28 @@ class MemoryCallback(TrainerCallback):
 
     As one of `Trainer(callbacks=[…])` it comes after TensorBoard's and its kin, and only `state.log_history` has the
     figures; `log_memory(trainer)` puts it before them.
+
+    It watches the steps for leaks too, as `unhand.watch(on_leak=…)` does; None does not watch. `watch` is that of the
+    training at hand, or of the last one.
     """
+
+    def __init__(self, *, on_leak="log"):
+        self.on_leak = on_leak
+        self.watch = None
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        """Called by the trainer."""
+        self.watch = _watch.watch(on_leak=self.on_leak) if self.on_leak is not None else None
+
+    def on_step_end(self, args, state, control, **kwargs):
+        """Called by the trainer."""
+        if self.watch is not None:
+            self.watch.step()
+
+    def on_train_end(self, args, state, control, **kwargs):
+        """Called by the trainer."""
+        if self.watch is not None:
+            self.watch.close()
 
     def on_log(self, args, state, control, logs=None, **kwargs):
         """Called by the trainer."""

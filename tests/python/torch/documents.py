@@ -21,10 +21,10 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "standin"))
 import torch
 from bench import main
 
-from unhand import _actions, _floor, _free, _holders, _kinds, _ladder, _see
+from unhand import _actions, _floor, _free, _holders, _kinds, _ladder, _see, _verdict
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "install", "integrations")
+GUIDES = ("report", "holders", "free", "install", "watch", "integrations")
 COMMAND = re.compile(r"\$ python3 (examples/\S+\.py)$")
 
 
@@ -125,6 +125,7 @@ def check_every_field_is_in_its_guide():
         "holders": (_holders.Holder, _holders.Part, _see.HolderList),
         "free": (_free.Freed, _actions.Action),
         "integrations": (_floor.Landing,),
+        "watch": (_verdict.Verdict, _verdict.Grower, _verdict.Forecast),
     }.items():
         text = guide(name)
         fields = [field.name for kind in kinds for field in dataclasses.fields(kind)]
@@ -141,10 +142,16 @@ def check_every_kind_is_explained():
     assert not missing, f"docs/guides/holders.md does not explain {missing}"
 
 
+def check_every_verdict_is_explained():
+    text = guide("watch")
+    missing = [kind for kind in _verdict.KINDS if not re.search(rf"^\| `{kind}` \|", text, re.MULTILINE)]
+    assert not missing, f"docs/guides/watch.md does not explain {missing}"
+
+
 def check_every_field_says_what_it_is():
     """Each field of an answer has a sentence after it."""
     silent = []
-    for module in (_see, _holders, _ladder, _free, _actions, _floor):
+    for module in (_see, _holders, _ladder, _free, _actions, _verdict, _floor):
         for node in ast.parse(read("python", "unhand", os.path.basename(module.__file__))).body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_") or not ast.get_docstring(node):
                 continue

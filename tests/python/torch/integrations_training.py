@@ -110,6 +110,7 @@ def check_a_trainer_gives_back_all_but_the_model():
     one.train()
     logged = one.state.log_history[0]
     assert logged["gpu_memory/allocated_bytes"] > bytes_of(model) and one.callback_handler.callbacks[0] is log, logged
+    assert log.watch.verdict().step == 2, log.watch.verdict()
     assert allocated() > floor + 3 * bytes_of(model)
     # What people do: the accelerator is told, and the state is there as before.
     before = allocated()
