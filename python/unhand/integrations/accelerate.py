@@ -16,9 +16,8 @@ def release(accelerator, *objects, keep=()) -> Freed:
     """Give back the GPU memory of all that an `Accelerator` prepared, and of `objects`, whatever names refer to it.
 
     The lists inside the accelerator are emptied, so it can prepare the next model. Data loaders are only forgotten: their
-    datasets are the user's. `keep` is an object, or a list of them, whose memory stays. Unlike
-    `accelerator.free_memory(model, …)` nothing depends on the caller to bind what it returns: the bytes are with the driver
-    when this returns.
+    datasets are the user's. `keep` is an object, or a list of them, whose memory stays. Nothing depends on the caller to
+    bind what it returns, as with `accelerator.free_memory(model, …)`: the bytes are with the driver when this returns.
     """
     _end_engine(accelerator)
     prepared = [thing for name in _LISTS for thing in getattr(accelerator, name, [])]

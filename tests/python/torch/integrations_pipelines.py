@@ -1,4 +1,4 @@
-"""The integration of diffusers, with that library: pipelines go, what they share stays, offload ends, switches are one at a time."""
+"""The integration of diffusers, with that library: pipelines go, what they share stays, offload ends."""
 
 # packages: integrations
 
@@ -41,7 +41,9 @@ def transformer():
 
 def vae():
     return diffusers.AutoencoderKL(
-        block_out_channels=(64,), down_block_types=("DownEncoderBlock2D",), up_block_types=("UpDecoderBlock2D",),
+        block_out_channels=(64,),
+        down_block_types=("DownEncoderBlock2D",),
+        up_block_types=("UpDecoderBlock2D",),
         latent_channels=4, norm_num_groups=8,
     )
 
@@ -108,10 +110,11 @@ def check_offload_hooks():
     one, two = pipeline(shared), pipeline(shared)
     one.enable_model_cpu_offload()
     two.enable_model_cpu_offload()
-    # A call that is broken off leaves what was on the GPU there.
+    # A call that is broken off leaves on the GPU what was there.
     with of_diffusers.offloading(two):
-        raises(ZeroDivisionError, lambda: two([1], guidance_scale=1.0, num_inference_steps=1, output_type=1 / 0))
-        two.transformer(torch.zeros(1, 4, 8, 8, device="cuda"), torch.zeros(1, dtype=torch.long, device="cuda"), torch.zeros(1, dtype=torch.long, device="cuda"))
+        number = torch.zeros(1, dtype=torch.long, device="cuda")
+        two.transformer(torch.zeros(1, 4, 8, 8, device="cuda"), number, number)
+        del number
         assert allocated() > floor
     assert allocated() == floor
     # The hook of the shared decoder is the second pipeline's, and stays; the first one's model loses its own.

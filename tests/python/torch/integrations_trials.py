@@ -155,7 +155,8 @@ class Figures:
 
 def fit(pl, data, fails=False, callbacks=(), logger=False):
     options = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    one = pl.Trainer(max_steps=3, accelerator="gpu", devices=1, logger=logger, log_every_n_steps=1, callbacks=[*callbacks], **options)
+    options |= {"logger": logger, "log_every_n_steps": 1, "callbacks": [*callbacks]}
+    one = pl.Trainer(max_steps=3, accelerator="gpu", devices=1, **options)
     return one, module(pl, fails), torch.utils.data.DataLoader(data, batch_size=4, num_workers=0)
 
 
@@ -178,7 +179,9 @@ def check_a_fit_of_lightning():
         one, model, loader = fit(pl, data, callbacks=[callback], logger=figures.logger)
         one.fit(model, loader)
         steps = [step for step, metrics in figures.logger.seen if "gpu_memory/allocated_bytes" in metrics]
-        assert len(steps) == 3 and figures.logger.seen[-1][1]["gpu_memory/peak_allocated_bytes"] > 12 * MIB, figures.logger.seen
+        assert len(steps) == 3, figures.logger.seen
+        assert figures.logger.seen[-1][1]["gpu_memory/peak_allocated_bytes"] > 12 * MIB, figures.logger.seen
+        assert callback.watch.verdict().step == 3, callback.watch.verdict()
         assert allocated() == floor and callback.freed is not None, callback.freed
         # Lightning brought it to the host, where it can be used.
         assert model.net(torch.zeros(1, 1024)).shape == (1, 1024)
