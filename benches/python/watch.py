@@ -7,9 +7,13 @@ CPU times of the process, so that a busy machine does not lengthen them; the cos
 """
 
 import argparse
+import contextlib
 import gc
+import importlib.util
+import io
 import os
 import sys
+import tempfile
 import time
 import warnings
 
@@ -60,18 +64,69 @@ def cost():
         print(f"| {name} | {us:.1f} |")
     del blocks
     kept.clear()
+    watch, seconds = unhand.watch(on_leak=None, patience=16), []
+    for _ in range(40):
+        grow()
+        start = time.process_time()
+        watch.step()
+        seconds.append(time.process_time() - start)
+    kept.clear()
+    n_objects = len(gc.get_objects())
+    print(f"\nthe look at the heap: {sum(second for second in seconds if second > 0.01):.2f} CPU-s, {n_objects:,} objects")
+
+
+def urgency():
+    """How soon a leak of 1 MiB a step is told, by the steps that are left until memory runs out."""
+    total = torch.cuda.get_device_properties(0).total_memory
+    print("\n| steps until memory runs out | told at step | steps that were left |\n|---|---|---|")
+    kept = []
+    for n_steps in (100, 300, 1000, 10_000):
+        kept.clear()
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (n_steps << 20)) / total)
+        told = []
+        for _ in unhand.watch(_until(told, n_steps), on_leak=told.append):
+            kept.append(torch.empty(1 << 20, dtype=torch.uint8, device="cuda"))
+        print(f"| {n_steps:,} | {told[0].step if told else 'never'} | {told[0].forecast.steps if told else 0:,} |", flush=True)
+    torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def gpt2(steps):
+    """A tiny GPT-2 under the Trainer of transformers."""
+    config = transformers.GPT2Config(vocab_size=100, n_positions=64, n_embd=32, n_layer=2, n_head=2)
+    rows = [dict.fromkeys(("input_ids", "labels"), torch.zeros(16, dtype=torch.long)) for _ in range(64)]
+    # Each step of the Trainer takes one of the watched steps.
+    left = iter(steps)
+
+    class Watching(transformers.TrainerCallback):
+        def on_step_end(self, args, state, control, **_):
+            next(left, None)
+
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        arguments = transformers.TrainingArguments(
+            folder, max_steps=len(steps), report_to=[], logging_steps=10, save_strategy="no", disable_tqdm=True
+        )
+        model = transformers.GPT2LMHeadModel(config)
+        transformers.Trainer(model=model, args=arguments, train_dataset=rows, callbacks=[Watching()]).train()
+        next(left, None)
 
 
 def clean(n_steps):
-    print(f"\n{len(_loops.CLEAN)} loops without a leak, {n_steps:,} steps each\n\n| loop | told | verdict at the end |\n|---|---|---|")
+    loops = _loops.CLEAN
+    if importlib.util.find_spec("transformers") and importlib.util.find_spec("accelerate"):
+        global transformers
+        import transformers
+
+        loops = (*loops, gpt2)
+    print(f"\n{len(loops)} loops without a leak, {n_steps:,} steps each\n\n| loop | told | verdict at the end |\n|---|---|---|")
     n_told = 0
-    for loop in _loops.CLEAN:
+    for loop in loops:
         told = []
         watch = unhand.watch(range(n_steps), on_leak=told.append)
         loop(watch)
         n_told += bool(told)
         print(f"| {loop.__name__} | {', '.join(verdict.kind for verdict in told) or '-'} | {watch.verdict().kind} |", flush=True)
-    print(f"\ntold: {n_told} of {len(_loops.CLEAN)}")
+    print(f"\ntold: {n_told} of {len(loops)}")
 
 
 def leaks(n_steps):
@@ -120,6 +175,7 @@ def main():
     print(f"torch {torch.__version__}, Python {sys.version.split()[0]}, {torch.cuda.get_device_name()}\n")
     if "cost" in what:
         cost()
+        urgency()
     if "clean" in what:
         clean(options.steps)
     if "leaks" in what:

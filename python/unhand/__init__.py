@@ -7,6 +7,8 @@
     unhand.free(model, optimizer)   # their memory goes back to the driver
     unhand.free()                   # what nobody meant to keep: tracebacks, dead cycles, workspaces, caches
     unhand.compact()                # no restart for fragmentation
+    unhand.batches(data, size)      # pieces that shrink when memory runs out, and grow back
+    with unhand.scope("eval") as s: ...         # what was allocated inside and outlives it
     for batch in unhand.watch(loader): ...      # a leak is named while the loop runs
 
 Importing this package imports neither torch nor IPython, starts nothing and touches no GPU.
@@ -25,15 +27,24 @@ _PLACES = {
     "Freed": "_free",
     "compact": "_compact",
     "Compacted": "_compact",
+    "batches": "_batches",
+    "adaptive": "_adaptive",
+    "accumulate": "_accumulate",
+    "prefetch": "_prefetch",
     "is_out_of_memory": "_oom",
     "watch": "_watch",
     "watching": "_watch",
     "Watch": "_watch",
     "Verdict": "_verdict",
+    "scope": "_scope",
+    "Scope": "_scope",
+    "ScopeResult": "_scope_answer",
+    "log_dict": "_log_dict",
     "LeakError": "errors",
     "Error": "errors",
     "FreedError": "errors",
     "CaptureError": "errors",
+    "StandinError": "errors",
 }
 
 __all__ = list(_PLACES)

@@ -12,6 +12,7 @@ PyTorch can leave out the rest. Where the user records, that record is used as i
 meanwhile gets exactly what they asked for: the call goes through `_Recording.turned`, which reads what there is first.
 """
 
+import bisect
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ class Birth(NamedTuple):
     """Allocated."""
     requested_bytes: int
     number: int
-    """How many blocks its device had handed out before."""
+    """How many blocks its device had handed out before; -1 where the record does not tell."""
     thread: int | None
     """Which thread asked for it (`threading.get_ident`); None where that is not known."""
     frames: list | None
@@ -99,20 +100,31 @@ def mark(devices=None) -> Mark:
     Some 30 us with one device. Until it is closed each allocation takes some 0.3 us longer (PyTorch 2.11; 2 us before).
     Before CUDA is started it costs nothing, and everything that comes afterwards is born after it.
     """
-    _recording.join()
-    return Mark(counters(devices), devices)
+    torch = _allocator.started_torch()
+    _recording.join(torch)
+    return Mark(counters(devices, torch), devices)
 
 
-def counters(devices=None) -> dict:
+def counters(devices=None, torch=None) -> dict:
     """The counters of some devices, or of all with a context, as far as they have any."""
-    wanted = devices_of(devices)
-    found = {device: _counters.read(device) for device in wanted}
-    return {device: figures for device, figures in found.items() if figures is not None}
+    torch = torch or _allocator.started_torch()
+    if torch is None:
+        return {}
+    found = {}
+    for device in devices_of(devices, torch):
+        figures = _counters.read(device, torch)
+        if figures is not None:
+            found[device] = figures
+    return found
 
 
-def devices_of(devices=None) -> list:
+def devices_of(devices=None, torch=None) -> list:
     """Those of some devices, or of all, that have a context."""
-    there = _allocator.devices()
+    has_context = getattr(getattr(torch, "_C", None), "_cuda_hasPrimaryContext", _allocator.has_context)
+    if torch is None:
+        there = _allocator.devices()
+    else:
+        there = [device for device in range(torch.cuda.device_count()) if has_context(device)]
     return there if devices is None else [device for device in there if device in devices]
 
 
@@ -143,11 +155,10 @@ def survivors(mark, spans=None) -> Born:
             if lost:
                 n_unknown += lost
                 reasons.append(look.why)
+        is_within = within(ranges)
         for block in look.blocks:
             number, thread = look.numbers.get(block["address"], (-1, None))
-            if number < 0 and all_are_new and spans is None:
-                number = 0
-            if any(first <= number < end for first, end in ranges):
+            if is_within(number) or (number < 0 and all_are_new and spans is None):
                 births.append(
                     Birth(
                         device,
@@ -163,6 +174,23 @@ def survivors(mark, spans=None) -> Born:
     return Born(tuple(births), n_unknown, "; ".join(dict.fromkeys(reasons)))
 
 
+def within(ranges):
+    """A function that says whether a number is in one of some ranges, of which there may be many: a step makes one."""
+    starts, ends = [], []
+    for first, end in sorted(ranges):
+        if ends and first <= ends[-1]:
+            ends[-1] = max(ends[-1], end)
+        else:
+            starts.append(first)
+            ends.append(end)
+
+    def is_within(number):
+        at = bisect.bisect_right(starts, number) - 1
+        return at >= 0 and number < ends[at]
+
+    return is_within
+
+
 @dataclass(slots=True)
 class _Look:
     """What is known of one device."""
@@ -174,7 +202,7 @@ class _Look:
     """Address to (number, thread) of the last allocation there."""
     known_from: int
     """All allocations from this number on are in `numbers`, unless they are dead."""
-    why: str = "the record was overrun"
+    why: str = "the record does not reach back so far"
 
 
 class _Recording:
@@ -190,9 +218,8 @@ class _Recording:
         # By device: what was read of a record before it was given up. (numbers, known from, known until)
         self.read = {}
 
-    def join(self):
+    def join(self, torch):
         """One mark more."""
-        torch = _allocator.started_torch()
         with self.lock:
             self.n_marks += 1
             if torch is not None and not self.originals:
@@ -259,9 +286,11 @@ class _Recording:
         """PyTorch's function that begins and ends a recording, with a look at the record before it is gone."""
 
         def record(*args, **kwargs):
-            torch = _allocator.started_torch()
             with self.lock:
-                if torch is None or self.is_switching or self.n_marks == 0:
+                if self.is_switching:
+                    return original(*args, **kwargs)
+                torch = _allocator.started_torch()
+                if torch is None or self.n_marks == 0:
                     return original(*args, **kwargs)
                 self.read = {
                     device: (look.numbers, look.known_from, look.counters.n_allocations)
@@ -336,13 +365,14 @@ def _number(figures):
 
 
 def _options(torch) -> dict:
-    """Since 2.11 a record can leave entries out."""
+    """Since 2.11 a record can leave entries out; since 2.8 any thread can end it, if its annotations are global."""
     import inspect
 
     global _known_options
     if _known_options is None:
-        parameters = inspect.signature(torch.cuda.memory._record_memory_history).parameters
-        _known_options = {"skip_actions": _SKIPPED} if "skip_actions" in parameters else {}
+        wanted = {"skip_actions": _SKIPPED, "global_record_annotations": True}
+        known = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+        _known_options = {name: value for name, value in wanted.items() if name in known}
     return _known_options
 
 

@@ -44,9 +44,12 @@ class Counters(NamedTuple):
     """How often the driver refused, and the allocator emptied its cache and asked again."""
 
 
-def read(device):
-    """The counters of a device, given by its index; `None` before CUDA is started and where the allocator keeps none."""
-    torch = _allocator.started_torch()
+def read(device, torch=None):
+    """The counters of a device, given by its index; `None` before CUDA is started and where the allocator keeps none.
+
+    `torch` is `_allocator.started_torch()`, of callers that have asked already.
+    """
+    torch = torch or _allocator.started_torch()
     if torch is None:
         return None
     try:

@@ -177,3 +177,49 @@ def _pair(before, after):
         old, new = getattr(before, name), getattr(after, name)
         known = old is not None and new is not None
         yield f"{_native.format_bytes(old)} → {_native.format_bytes(new)}" if known else "n/a"
+
+
+_LEAK_HEADERS = ("bytes", "kind", "held by", "storages", "allocated at", "what to do")
+
+
+def leak_rows(leaks):
+    """Rows of a table of survivors."""
+    return [
+        (
+            _native.format_bytes(leak.bytes),
+            leak.kind,
+            "\n".join(leak.paths[:6]) + (f"\nand {len(leak.paths) - 6} more" if len(leak.paths) > 6 else ""),
+            f"{leak.n_storages:,}",
+            leak.site or "n/a",
+            leak.advice,
+        )
+        for leak in leaks
+    ]
+
+
+def scope_html(result):
+    """What a scope allocated, and what of it outlives the scope."""
+    from unhand._scope_answer import peak
+
+    size = _native.format_bytes
+    parts = [f'<div style="{_FONT}"><b>{escape(result.headline())}</b></div>']
+    rows = [
+        (
+            f"cuda:{device.device}",
+            f"{size(device.allocated_before_bytes)} → {size(device.allocated_after_bytes)}",
+            f"{size(device.reserved_before_bytes)} → {size(device.reserved_after_bytes)}",
+            peak(device).removeprefix("peak inside "),
+        )
+        for device in result.devices
+    ]
+    if rows:
+        parts.append(table_html(("device", "allocated", "reserved", "peak inside"), rows))
+    for title, leaks in (("", result.survivors), ("not counted", result.excused)):
+        if leaks:
+            parts.append(f'<div style="{_FONT}">{title}</div>' if title else "")
+            parts.append(table_html(_LEAK_HEADERS, leak_rows(leaks), "rllrll"))
+    if result.tree.children:
+        lines = escape("\n".join(result.tree.lines()))
+        parts.append(f'<div style="{_FONT}">allocated inside</div><pre style="{_FONT};margin:4px 0">{lines}</pre>')
+    parts += [f'<div style="{_FONT}">{escape(note)}</div>' for note in result.notes]
+    return "".join(parts)

@@ -33,7 +33,7 @@ class Found:
     collectable_bytes: int
     """Of these bytes: those of dead cycles that a pass of the collector frees."""
     filling_bytes: int
-    """Of these bytes: those in containers that have a limit and are not full."""
+    """Of these bytes: those in containers that have a limit."""
     filling_left_bytes: int
     """What these containers will take beyond that until they are full."""
     unattributed_bytes: int
@@ -134,6 +134,8 @@ def _found(view, device, born, n_steps) -> Found:
             left = round(holding[3] / len(holding[2]) * (limit - n_entries))
             filling, filling_left = filling + holding[3], filling_left + left
             advice = f"It has a limit, and takes {format_bytes(left)} more until it is full, if an entry is a storage."
+            if not left:
+                advice = "It has a limit and is full: what goes in is larger than what goes out."
             of_holding = [dataclasses.replace(grower, advice=advice) for grower in of_holding]
         growers += of_holding
     is_beyond_gc = _is_beyond_gc(view, what.garbage)
@@ -239,7 +241,7 @@ def _site(blocks) -> str | None:
 
 
 def _limit_of(view, holding) -> tuple[int | None, int | None]:
-    """The limit of a container on the way to the blocks that is not full, and what is in it; (None, None) without one."""
+    """The limit of a container on the way to the blocks, and how many entries it has; (None, None) without one."""
     owners, _, targets, _, _ = holding
     children = [child for _, child in owners]
     for target in (targets[0], targets[-1]):
@@ -266,7 +268,7 @@ def _limit(view, node) -> tuple[int, int] | None:
     except Exception:
         # Subclasses have code of their own.
         return None
-    return (limit, n_entries) if limit is not None and n_entries < limit else None
+    return (limit, n_entries) if limit is not None else None
 
 
 _LRU = type(functools.lru_cache(int))

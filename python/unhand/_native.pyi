@@ -55,3 +55,9 @@ def is_cublas_workspace(bytes: int) -> bool:
 
 def main(argv: Sequence[str]) -> int:
     """Run the command line `argv`, program name first, and give the exit code."""
+
+def replay(snapshot_pickle: bytes, device: int) -> str:
+    """What the history in a pickle of PyTorch's snapshot did on one device, as JSON: a run of `unhand replay --json`.
+
+    `ValueError` where there is no history, or one that no allocator can follow. Nothing in it is run.
+    """

@@ -5,7 +5,7 @@ import gc
 import re
 import sys
 
-from unhand import _actions, _allocator, _notebook, _tracebacks
+from unhand import _actions, _allocator, _counters, _notebook, _tracebacks
 
 # After one of these the context is lost: every later call fails, and no smaller size helps. Whole phrases, because
 # PyTorch closes ordinary messages with a hint about "device-side assertions".
@@ -63,6 +63,7 @@ _LIKELY = [
 _PERHAPS = [
     (kind, re.compile(text, re.IGNORECASE | re.DOTALL))
     for kind, text in [
+        ("cuda", r"internal assert failed.{0,200}cudacachingallocator|cuda driver error: device not ready"),
         ("cublas", r"(cu|hip)blas(lt)?_status_(not_initialized|internal_error)"),
         ("cudnn", r"cudnn_status_(internal_error|not_supported|execution_failed)"),
         ("cusolver", r"cusolver_status_(internal_error|not_initialized)"),
@@ -84,6 +85,8 @@ _CODE_OUT_OF_MEMORY = 2
 # A device with less than this is full for a library that wants a handle or a workspace.
 _TIGHT_BYTES = 1 << 30
 _TIGHT_SHARE = 0.1
+
+_with_context = set()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -208,39 +211,38 @@ def allocated():
     if torch is None:
         return None
     total_bytes = 0
-    for device in _allocator.devices():
-        figure = _allocated_bytes(torch, device)
-        if figure is None:
+    for device in range(torch.cuda.device_count()):
+        # A context stays, and asking for it takes longer than all the rest.
+        if device not in _with_context:
+            if not _allocator.has_context(device):
+                continue
+            _with_context.add(device)
+        counters = _counters.read(device)
+        if counters is None:
             return None
-        total_bytes += figure
+        total_bytes += counters.allocated_bytes
     return total_bytes
 
 
-def _allocated_bytes(torch, device):
-    # Not `torch.cuda.memory_allocated`, which makes a flat dictionary of some hundred counters first.
-    try:
-        return torch._C._cuda_memoryStats(device)["allocated_bytes"]["all"]["current"]
-    except (RuntimeError, KeyError, AttributeError):
-        return None
-
-
-def let_go(error, outer=None, began_bytes=None):
+def let_go(error, outer=None, began_bytes=None, thorough=True):
     """Lets go of all that the failed call behind a caught exception held, so that the next attempt has the memory.
 
     The frames of the traceback, and of what the exception came from, lose their locals, and the exception its
     traceback, cause and context; its message stays. `sys.last_*` and what IPython remembers are forgotten. Dead cycles
-    are collected unless `began_bytes`, the figure of `allocated` before the attempt, is reached again without. Then the
-    cache goes back to the driver, since a library beside PyTorch, or another process, may be who needs it.
+    are collected unless `began_bytes`, the figure of `allocated` before the attempt, is reached again without; young
+    ones only, which takes no time and is where those of the attempt are, if not `thorough`. Then the cache goes back to
+    the driver, since a library beside PyTorch, or another process, may be who needs it.
 
     `outer` is what `sys.exc_info()[1]` was before the attempt: the caller's handlers may be at work on it, so it is left
     whole. Frames that run or will go on are left alone. While a debugger looks at frames, only the cache goes. Nothing
     here raises, and no other error is hidden: the caller has decided that this one is to be forgotten.
     """
+    is_of_host = kind(error) == "host"
     if not _tracebacks.debugger_is_open():
         _tracebacks.unwind(error, outer)
         if any(hasattr(sys, name) for name in _tracebacks.LAST) or _notebook.running_shell() is not None:
             _actions.tracebacks()
         if began_bytes is None or (allocated() or 0) > began_bytes:
-            gc.collect()
-    if _allocator.started_torch() is not None:
+            gc.collect(2 if thorough else 1)
+    if not is_of_host and _allocator.started_torch() is not None:
         _actions.empty_cache(_actions.Scene(_allocator.is_capturing(), None))

@@ -11,7 +11,7 @@ KINDS = {
     "periodic": "it repeats",
     "varying": "it varies, and its floor is flat",
     "growing": "its floor rises, not long enough to be sure",
-    "filling": "it grows in containers that have a limit and are not full yet",
+    "filling": "it grows in containers that have a limit",
     "leak": "its floor rises, and what is made in a step outlives it",
     "dead cycles": "it grows by objects that only refer to each other, until the collector passes",
     "fragmentation": "more is reserved, and no more is allocated",

@@ -17,6 +17,8 @@ log = logging.getLogger("unhand")
 _REPLIES = (None, "log", "warn", "raise")
 _FEW = 15
 """Samples before there is a word for what they look like."""
+_AGAIN = 128
+"""After how many samples a growth that was told is looked at again, to see whether it is the same."""
 _ALL = 0.3
 """The share of the expected growth that has to be found in blocks that outlive their step. The rest may be in batches."""
 
@@ -74,6 +76,10 @@ class _Finding:
     unattributed_bytes_per_step: float = 0.0
     look_seconds: float | None = None
     advice: str = ""
+    per_sample: float = 0.0
+    """The growth at that time."""
+    look_again: int = 0
+    """The sample at which to see whether it is still the same growth."""
 
 
 class Watch:
@@ -207,8 +213,22 @@ class Watch:
             self._follow()
         if self._look is not None:
             self._go_on_looking(now)
-        elif self._finding is None and not _is_capturing():
+        elif self._finding is not None:
+            if self._n_samples >= self._finding.look_again:
+                self._check_again()
+        elif not _is_capturing():
             self._begin(now)
+
+    def _check_again(self):
+        """Look anew where a container should be full by now, or where it grows twice as fast as when it was told."""
+        finding, trend = self._finding, self._rise.trend
+        finding.look_again = self._n_samples + _AGAIN
+        level = trend.rises(self._need)
+        if level is None:
+            return
+        if finding.kind == "filling" or trend.growth(level).per_sample > 2 * finding.per_sample > 0:
+            self._rise = self._finding = None
+            self._next_look = 0
 
     def _begin(self, now):
         n = self._n_samples
@@ -297,18 +317,22 @@ class Watch:
         if found is None:
             finding = _Finding("leak", look_seconds=look.seconds, advice="This allocator does not tell which blocks are new.")
             return self._conclude(finding)
+        waited, left = n - rise.since, self._samples_left()
         lasting = found.bytes if rise.trend is self._allocated else found.n_blocks
         finding = _Finding("leak", found.growers, found.unattributed_bytes / self._steps(), look.seconds)
         if lasting and lasting >= expected:
             room = self._room_bytes()
+            fits = room is None or found.filling_left_bytes < room
+            # A full one whose entries become larger has no limit in bytes.
+            is_urgent = not found.filling_left_bytes and left is not None and left < waited
             if found.collectable_bytes > found.bytes / 2:
                 finding.kind, finding.advice = "dead cycles", _dead_cycles()
-            elif found.filling_bytes > found.bytes / 2 and (room is None or found.filling_left_bytes < room):
+            elif found.filling_bytes > found.bytes / 2 and fits and not is_urgent:
                 finding.kind = "filling"
+                n_to_go = found.filling_left_bytes / max(1.0, found.filling_bytes / self._look_span)
+                finding.look_again = n + max(self._need, round(1.1 * n_to_go), waited if not n_to_go else 0)
             return self._conclude(finding)
         # What grows is made anew in each step. A sequence grows so until its end, and a batch while a curriculum goes on.
-        waited = n - rise.since
-        left = self._samples_left()
         if look.is_for_replaced and (found.growers or not found.is_exact) and (waited >= 4 * self._need or (left is not None and left < waited)):
             return self._conclude(finding)
         self._next_look = max(n + 16, rise.since + 4 * self._need) if not look.is_for_replaced else n + max(128, waited)
@@ -317,6 +341,8 @@ class Watch:
 
     def _conclude(self, finding):
         self._finding = finding
+        finding.per_sample = self._rise.trend.growth(self._rise.level).per_sample
+        finding.look_again = finding.look_again or self._n_samples + _AGAIN
         verdict = self.verdict()
         if finding.kind in FINDINGS:
             self._tell(verdict)

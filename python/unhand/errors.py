@@ -13,9 +13,16 @@ class CaptureError(Error, RuntimeError):
     """Refused while a CUDA graph is being captured: releasing memory would break the capture."""
 
 
-class LeakError(Error, RuntimeError):
-    """Memory outlives what it was made for. `verdict` is the `Verdict` of `unhand.watch`; None elsewhere."""
+class StandinError(Error, RuntimeError):
+    """What was run on the stand-in failed there; its traceback is in the message."""
 
-    def __init__(self, message, verdict=None):
+
+class LeakError(Error, RuntimeError):
+    """Memory outlives what it was made for.
+
+    `verdict` is the `Verdict` of `unhand.watch`, `result` the `ScopeResult` of `unhand.scope`; None where another raised it.
+    """
+
+    def __init__(self, message, verdict=None, result=None):
         super().__init__(message)
-        self.verdict = verdict
+        self.verdict, self.result = verdict, result

@@ -25,6 +25,7 @@ PACKAGES = ["transformers==5.17.0", "numpy", "filelock", "typing_extensions", "s
 # of tests/python names those it wants in a line `# packages: NAME ...`, `checks` is there for all.
 MORE = {
     "checks": ["hypothesis==6.170.17"],
+    "pytest": ["pytest==9.2.0", "pytest-xdist==3.8.0"],
     # Each names PyTorch among its dependencies, so what they need beside `packages` is listed: 25 MB to download.
     "integrations": ["--no-deps", "accelerate==1.15.0", "psutil==7.2.2", "peft==0.21.2", "optuna==5.0.0", "colorlog==6.12.0",
                      "lightning==2.6.6", "pytorch-lightning==2.6.6", "lightning-utilities==0.15.3", "torchmetrics==1.9.0",

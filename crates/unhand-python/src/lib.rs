@@ -5,6 +5,7 @@ mod capture;
 mod command;
 mod devices;
 mod heap;
+mod replay;
 
 use pyo3::pymodule;
 
@@ -30,6 +31,15 @@ mod _native {
     #[pyfunction]
     fn is_cublas_workspace(bytes: u64) -> bool {
         unhand_analyze::is_cublas_workspace(bytes)
+    }
+
+    /// What the recorded history of one device did, as JSON: peaks and ends of requested, allocated and reserved bytes,
+    /// and whether every segment event came out as recorded. The figures are those of `unhand replay --json`.
+    ///
+    /// Takes a pickle of what `torch.cuda.memory._snapshot()` returns. No code in it is run.
+    #[pyfunction]
+    fn replay(py: Python<'_>, snapshot_pickle: &[u8], device: usize) -> PyResult<String> {
+        py.detach(|| crate::replay::recorded(snapshot_pickle, device)).map_err(PyValueError::new_err)
     }
 
     /// What of the cache can be given back, per device, as JSON: `{"devices": [{"device": 0, "cache": {…}}]}`.

@@ -6,7 +6,7 @@ import sys
 import threading
 import weakref
 
-from unhand import _allocator, _counters, _floor, _oom, _see, _tracebacks
+from unhand import _allocator, _floor, _log_dict, _oom, _see, _tracebacks
 
 logger = logging.getLogger("unhand")
 
@@ -126,14 +126,9 @@ def wrapped(function, call):
 
 
 def figures(prefix="gpu_memory/") -> dict:
-    """What the integrations log: figures of PyTorch's allocator in bytes, by device where there is more than one."""
+    """What the integrations log: `unhand.log_dict()` as floats, by device where there is more than one."""
     devices = _allocator.devices()
     found = {}
     for device in devices:
-        counters = _counters.read(device)
-        if counters is None:
-            continue
-        place = f"{prefix}cuda{device}/" if len(devices) > 1 else prefix
-        for name in ("allocated_bytes", "reserved_bytes", "peak_allocated_bytes", "peak_reserved_bytes"):
-            found[place + name] = float(getattr(counters, name))
-    return found
+        found |= _log_dict.log_dict(device, f"{prefix}cuda{device}/" if len(devices) > 1 else prefix)
+    return {name: float(value) for name, value in found.items()}

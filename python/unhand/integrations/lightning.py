@@ -60,7 +60,7 @@ def __getattr__(name):
 @functools.cache
 def _callback(bases):
     class MemoryCallback(*bases):
-        """Logs `gpu_memory/…_bytes` with `log_every_n_steps`: allocated, reserved, and their peaks. Resets no peak.
+        """Logs the figures of `unhand.log_dict()` with `log_every_n_steps`, as `gpu_memory/…`. Resets no peak.
 
         With `release` all memory of the trainer goes back when it is torn down; `keep` stays. It watches the steps for
         leaks too, as `unhand.watch(on_leak=…)` does; None does not watch.

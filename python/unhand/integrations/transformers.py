@@ -77,7 +77,7 @@ def log_memory(trainer, *, on_leak="log") -> "MemoryCallback":
 
 
 class MemoryCallback(TrainerCallback):
-    """Adds `gpu_memory/…_bytes` to what a `Trainer` logs: allocated, reserved, and their peaks. Resets no peak.
+    """Adds the figures of `unhand.log_dict()` to what a `Trainer` logs, as `gpu_memory/…`. Resets no peak.
 
     As one of `Trainer(callbacks=[…])` it comes after TensorBoard's and its kin, and only `state.log_history` has the
     figures; `log_memory(trainer)` puts it before them.

@@ -154,7 +154,7 @@ def check_a_record_that_is_overrun_says_so():
         last = block(3)
         found = _births.survivors(mark)
         assert [birth.bytes // KIB for birth in found.births] == [3] and not found.is_exact, found
-        assert found.n_unknown >= 9 and "overrun" in found.why
+        assert found.n_unknown >= 9 and "record" in found.why
     RECORD(None)
     del older, kept, last
 

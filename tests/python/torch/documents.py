@@ -3,8 +3,7 @@
 A line `...` in a document stands for any number of lines. What is shown comes from the release of PyTorch that the guides
 name; with another one the examples have to run, and print the same headings.
 """
-
-# packages: integrations
+# packages: pytest integrations
 
 import ast
 import dataclasses
@@ -21,11 +20,12 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "standin"))
 import torch
 from bench import main
 
-from unhand import _actions, _floor, _free, _holders, _kinds, _ladder, _see, _verdict
+from unhand import _actions, _floor, _free, _holders, _kinds, _ladder, _scope_answer, _see, _survivors, _verdict
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "install", "watch", "integrations")
-COMMAND = re.compile(r"\$ python3 (examples/\S+\.py)$")
+GUIDES = ("report", "holders", "free", "scope", "install", "batches", "watch", "pytest", "integrations")
+COMMAND = re.compile(r"\$ (?:python3|(pytest)) (examples/\S+\.py)((?: --\S+)*)$")
+PYTEST = ["-m", "pytest", "-p", "unhand.pytest_plugin", "-p", "no:cacheprovider"]
 
 
 def read(*path):
@@ -42,10 +42,12 @@ def examples():
 
 
 @functools.lru_cache
-def output(example):
-    """What an example prints, on the stand-in that this process runs on: children inherit it."""
-    done = subprocess.run([sys.executable, example], cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, f"{example} ended with {done.returncode}:\n{done.stderr}"
+def output(example, is_tests=False, options=""):
+    """What an example prints, on the stand-in that this process runs on: children inherit it. Tests are run by pytest."""
+    words = [sys.executable, *(PYTEST if is_tests else ()), example, *options.split()]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    # Some of the tests are meant to fail.
+    assert done.returncode == int(is_tests), f"{example} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
@@ -64,12 +66,13 @@ def blocks(text):
 
 
 def shown():
-    """The outputs that the guides show, as (guide, example, lines)."""
+    """The outputs that the guides show, as (guide, (example, whether it is tests, options), lines)."""
     for name in GUIDES:
         for language, lines in blocks(guide(name)):
             command = COMMAND.match(lines[0]) if language == "console" and lines else None
             if command:
-                yield name, command[1], [line.rstrip() for line in lines[1:]]
+                run = command[2], bool(command[1]), command[3]
+                yield name, run, [line.rstrip() for line in lines[1:]]
 
 
 def matches(expected, actual):
@@ -85,8 +88,9 @@ def check_the_examples_print_what_the_guides_show():
     found = list(shown())
     assert len(found) >= 8, f"only {len(found)} outputs: is the reader of the blocks broken?"
     wrong = []
-    for name, example, expected in found:
-        actual = [line.rstrip() for line in output(example).splitlines()]
+    for name, run, expected in found:
+        example = run[0]
+        actual = [line.rstrip() for line in output(*run).splitlines()]
         if not torch.__version__.startswith(f"{SHOWN_RELEASE}."):
             expected = [line for line in expected if line.startswith("== ")]
             if not set(expected) <= set(actual):
@@ -97,7 +101,7 @@ def check_the_examples_print_what_the_guides_show():
 
 
 def check_every_example_is_shown():
-    assert set(examples()) == {example for _, example, _ in shown()}
+    assert set(examples()) == {run[0] for _, run, _ in shown()}
 
 
 def check_an_example_leaves_no_trace():
@@ -124,6 +128,7 @@ def check_every_field_is_in_its_guide():
         "report": (_ladder.Ladder, _see.DeviceReport, _see.Report, _see.Site),
         "holders": (_holders.Holder, _holders.Part, _see.HolderList),
         "free": (_free.Freed, _actions.Action),
+        "scope": (_scope_answer.ScopeResult, _scope_answer.ScopeDevice, _scope_answer.ScopeNode, _survivors.Leak),
         "integrations": (_floor.Landing,),
         "watch": (_verdict.Verdict, _verdict.Grower, _verdict.Forecast),
     }.items():
@@ -151,7 +156,7 @@ def check_every_verdict_is_explained():
 def check_every_field_says_what_it_is():
     """Each field of an answer has a sentence after it."""
     silent = []
-    for module in (_see, _holders, _ladder, _free, _actions, _verdict, _floor):
+    for module in (_see, _holders, _ladder, _free, _actions, _survivors, _scope_answer, _verdict, _floor):
         for node in ast.parse(read("python", "unhand", os.path.basename(module.__file__))).body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_") or not ast.get_docstring(node):
                 continue

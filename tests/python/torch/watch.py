@@ -2,6 +2,7 @@
 
 # stand-in: UNHAND_STANDIN_MEMORY=8GiB
 
+import collections
 import gc
 import json
 import logging
@@ -165,6 +166,15 @@ def check_a_container_with_a_limit_is_no_leak():
     assert not told and verdict.kind == "filling", verdict
     grower = verdict.growers[0]
     assert grower.limit == 250 and 16 < grower.n_entries < 60 and "local `buffer`" in grower.path, grower
+
+
+def check_a_leak_beside_a_container_with_a_limit_is_told_when_that_is_full():
+    buffer, history, told = collections.deque(maxlen=60), [], []
+    for index in unhand.watch(range(220), on_leak=told.append, patience=16):
+        buffer.append(big())
+        if index >= 50:
+            history.append(big())
+    assert len(told) == 1 and "local `history`" in told[0].growers[0].path and 60 < told[0].step < 200, told
 
 
 def check_what_comes_back_is_let_grow_longer_the_next_time():
