@@ -142,7 +142,7 @@ def errors():
         "host": "[enforce fail at alloc_cpu.cpp:114] data. DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes.",
         "MIG": 'NVML_SUCCESS == r INTERNAL ASSERT FAILED at "../c10/cuda/CUDACachingAllocator.cpp":838, please report a bug',
     }
-    yield "torch.OutOfMemoryError", torch.cuda.OutOfMemoryError("Tried to allocate 2.00 MiB")
+    yield "torch.OutOfMemoryError", torch.cuda.OutOfMemoryError("XPU out of memory. Tried to allocate 2.00 MiB")
     yield "MemoryError", MemoryError()
     for name, text in texts.items():
         yield name, RuntimeError(text)

@@ -45,9 +45,12 @@ _PLACES = {
     "FreedError": "errors",
     "CaptureError": "errors",
     "StandinError": "errors",
+    # `%load_ext unhand` looks for these two.
+    "load_ipython_extension": "_ipython",
+    "unload_ipython_extension": "_ipython",
 }
 
-__all__ = list(_PLACES)
+__all__ = [name for name in _PLACES if not name.endswith("ipython_extension")]
 
 
 def __getattr__(name):

@@ -108,10 +108,11 @@ def stored_tracebacks(found):
     return _act("stored_tracebacks", work, _allocated_bytes)
 
 
-def notebook_history(shell_too=False):
+def notebook_history(shell_too=False, only_freed=False):
     """Drops shown values that hold CUDA tensors: `Out[…]`, `_`, `__`, `___`, `_1` and so on, in all places.
 
-    `shell_too` also drops `_` of the plain interpreter. Only for users who ask: they can see these values.
+    `shell_too` also drops `_` of the plain interpreter, `only_freed` drops only values all of whose tensors were freed.
+    Only for users who ask: they can see these values.
     """
 
     def work(report):
@@ -120,9 +121,8 @@ def notebook_history(shell_too=False):
         if torch is None or (shell is None and not shell_too):
             report.count, report.detail = 0, "no notebook"
             return
-        report.count = _notebook.drop_shown_values(
-            shell, lambda value: _notebook.holds_cuda_tensor(torch, value), interpreter_too=shell_too
-        )
+        holds = _notebook.holds_only_freed if only_freed else _notebook.holds_cuda_tensor
+        report.count = _notebook.drop_shown_values(shell, lambda value: holds(torch, value), interpreter_too=shell_too)
         report.detail = _count(report.count, "shown value")
 
     return _act("notebook_history", work, _allocated_bytes)

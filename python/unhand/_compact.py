@@ -3,13 +3,13 @@
 import contextlib
 import dataclasses
 import gc
-import html
 import signal
 import sys
 import threading
 import time
 
 from . import _layout, _packing, _storages
+from ._answer import Answer
 from ._relocate import Disturbed, Relocation
 from .errors import CaptureError, Error
 
@@ -47,7 +47,7 @@ class Usage:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Compacted:
+class Compacted(Answer):
     """What `compact()` did, or with `dry_run` what it would do."""
 
     device: int
@@ -91,7 +91,9 @@ class Compacted:
         return "\n".join(lines)
 
     def _repr_html_(self):
-        return f"<pre>{html.escape(str(self))}</pre>"
+        from unhand import _html
+
+        return _html.compacted_html(self)
 
 
 def compact(*, device=None, extra=None, dry_run=False) -> Compacted:

@@ -8,6 +8,7 @@ import bisect
 from dataclasses import dataclass, field
 
 from unhand import _allocator, _counters, _free, _heap, _see, _storages
+from unhand._answer import Answer
 from unhand._free import Freed
 from unhand._holders import Holder
 from unhand._native import format_bytes
@@ -17,7 +18,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class Landing(Answer):
     """How near to the floor a run came back: what it gave back, and who holds what stays of it."""
 
     name: str

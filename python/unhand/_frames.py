@@ -6,6 +6,8 @@ import sys
 import threading
 from dataclasses import dataclass
 
+from unhand import _notebook
+
 HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -28,8 +30,9 @@ def is_ours(frame) -> bool:
 
 
 def place(code, line) -> str:
-    """Where a frame is, as `file.py:12`."""
-    return f"{os.path.basename(code.co_filename)}:{line or code.co_firstlineno}"
+    """Where a frame is, as `file.py:12`, or `In[7]:12` in a notebook."""
+    file = _notebook.cell_of(code.co_filename) or os.path.basename(code.co_filename)
+    return f"{file}:{line or code.co_firstlineno}"
 
 
 def local_values(frame) -> list:

@@ -7,6 +7,7 @@ import types
 from dataclasses import dataclass
 
 from unhand import _actions, _allocator, _guard, _heap, _see
+from unhand._answer import Answer
 from unhand._holders import Holder, Holders
 from unhand._ladder import Ladder, ladders
 from unhand._native import format_bytes
@@ -21,7 +22,7 @@ _KEPT = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
+class Freed(Answer):
     """What `free` did, and what it left."""
 
     returned_bytes: int
@@ -100,7 +101,7 @@ def _change(before, after) -> str:
     return ", ".join(words)
 
 
-def free(*targets, keep=(), shared=False, compile_caches=False, dry_run=False) -> Freed:
+def free(*targets, keep=(), shared=False, compile_caches=False, notebook_history=False, dry_run=False) -> Freed:
     """Give the GPU memory of the targets back to the driver, whoever still refers to them.
 
     A target is a tensor, a module, an optimizer, a container, or any object with tensors on it: parameters, buffers,
@@ -113,18 +114,35 @@ def free(*targets, keep=(), shared=False, compile_caches=False, dry_run=False) -
     memory stays although it belongs to the targets too: `free(trainer, keep=model)` gives back what else the trainer has.
 
     Without targets it frees only what nobody meant to keep: the locals in tracebacks of exceptions that are over, dead
-    cycles, workspaces, caches. That is done with targets too. `compile_caches` also resets `torch.compile`. With
-    `dry_run` nothing is done, only told.
+    cycles, workspaces, caches. That is done with targets too. `compile_caches` also resets `torch.compile`.
+    `notebook_history` also drops what IPython keeps of shown values (`Out`, `_`): those that hold CUDA tensors, or with
+    targets, only what was freed. With `dry_run` nothing is done, only told.
 
     Needs no GPU memory itself. All sizes of the answer are in bytes. Raises `CaptureError` while a CUDA graph is being
     captured, TypeError for a target that cannot hold a tensor, and `Error` where there are targets and PyTorch is not
     imported, or is a release that cannot guard a freed tensor. docs/guides/free.md has the whole story.
     """
-    return run(targets, keep=keep, shared=shared, compile_caches=compile_caches, dry_run=dry_run)
+    return run(
+        targets,
+        keep=keep,
+        shared=shared,
+        compile_caches=compile_caches,
+        notebook_history=notebook_history,
+        dry_run=dry_run,
+    )
 
 
 def run(
-    targets, *, keep=(), without=(), spare=None, look=None, shared=False, compile_caches=False, dry_run=False
+    targets,
+    *,
+    keep=(),
+    without=(),
+    spare=None,
+    look=None,
+    shared=False,
+    compile_caches=False,
+    notebook_history=False,
+    dry_run=False,
 ) -> Freed:
     """The same, with two more ways to say what stays, and with a look at the heap afterwards.
 
@@ -141,11 +159,16 @@ def run(
         before = ladders()
         actions = []
         if not dry_run:
-            actions += [_actions.tracebacks(), _actions.collect()]
+            actions.append(_actions.tracebacks())
+            if notebook_history and not targets:
+                actions.append(_actions.notebook_history())
+            actions.append(_actions.collect())
             if compile_caches:
                 actions.append(_actions.compile_caches(scene))
             actions.append(_actions.synchronize(scene))
         outcome = _release(targets, keep, without, spare, shared, dry_run, actions)
+        if targets and notebook_history and not dry_run:
+            actions.append(_actions.notebook_history(only_freed=True))
         del targets, keep, without
         if not dry_run:
             actions += _let_go([ladder.device for ladder in before])

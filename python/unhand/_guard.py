@@ -62,6 +62,11 @@ def mark(torch, tensor):
         pass
 
 
+def is_freed(torch, tensor) -> bool:
+    """Whether a tensor was marked as freed, and was not given new data since."""
+    return issubclass(type(tensor), _freed_base(torch)) and _is_empty(torch, tensor)
+
+
 def _freed_class(torch, kind):
     made = _classes.get(kind)
     if made is None:

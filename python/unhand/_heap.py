@@ -4,7 +4,7 @@ import bisect
 import sys
 from dataclasses import dataclass, field
 
-from unhand import _allocator, _autograd, _frames, _native
+from unhand import _allocator, _autograd, _frames, _native, _notebook
 
 ROOT = 0
 
@@ -52,6 +52,10 @@ class View:
         self.edges: list[tuple[int, int]] = []
         self.anchors: dict[int, str] = {}
         """Nodes with a name of their own, and the name."""
+        self.shell: int | None = None
+        """The node of IPython's shell, one of the anchors."""
+        self.shown_values: int | None = None
+        """The node of its `Out`, another one."""
         self.storages: dict[int, Storage] = {}
         self.blocks: dict[int, "_allocator.Block"] = {}
         """Address to block, of all blocks in use."""
@@ -75,6 +79,7 @@ class View:
         self._find_blocks()
         self._name_modules()
         self._name_classes()
+        self._name_shell()
         self._add_frames()
         if self.torch is not None:
             with self.torch._C.DisableTorchFunctionSubclass():
@@ -159,6 +164,23 @@ class View:
             if found is kind:
                 anchors[node] = f"{module}.{name}"
                 self.edges.append((ROOT, node))
+
+    def _name_shell(self):
+        # A hundred ways lead to them: `exit`, `quit`, `get_ipython`, their classes, the kernel, the thread that writes the
+        # history. One name is enough.
+        shell = _notebook.running_shell()
+        if shell is None:
+            return
+        self.shell = self._name("get_ipython()", shell)
+        namespace = getattr(shell, "user_ns", None) or {}
+        self.shown_values = self._name("__main__.Out", namespace.get("_oh"))
+
+    def _name(self, name, thing):
+        node = self.heap.node(thing) if thing is not None else None
+        if node is not None:
+            self.anchors[node] = name
+            self.edges.append((ROOT, node))
+        return node
 
     def _add_frames(self):
         for running in self.frames:

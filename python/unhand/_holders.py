@@ -1,8 +1,10 @@
 """From holdings in the graph to holders a person can read: names, kinds, advice."""
 
+import re
 from dataclasses import dataclass
 
 from unhand import _frames, _heap, _kinds, _names
+from unhand._answer import Answer
 from unhand._native import format_bytes
 
 _SAMPLES = 6
@@ -24,7 +26,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Holder:
+class Holder(Answer):
     """A reference that keeps GPU memory alive, or several that share the same memory."""
 
     path: str
@@ -201,7 +203,9 @@ class Holders:
         elif isinstance(owner, _frames.Running):
             where = 0 if owner.is_this_thread else 2
         else:
-            where = 0 if name.startswith("__main__.") else 1
+            # Of a shown value, `Out[4]` says where it comes from; `_` and `_4` are the same.
+            is_short = kind == "notebook history" and not name.startswith("__main__.Out")
+            where = 0 if name.startswith("__main__.") and not is_short else 1
         # A module says what its parameters are for, an optimizer only lists them.
         is_key = any(step.role == "as key" for step in steps)
         is_listed = kind in ("parameters", "gradients") and not any(
@@ -240,10 +244,17 @@ def to_name(path) -> str:
     """What to write in a call to name the holder: a variable, without the module it is in, as far as it can be typed."""
     if " local `" in path:
         return path.split(" local `", 1)[1].split("`", 1)[0]
+    if path.startswith("("):
+        return "it"
     name = path.removeprefix("__main__.")
-    for mark in (" ", "[<", "[key", "[cached", ".<", "{…}", "…"):
-        name = name.split(mark, 1)[0]
+    # Keys are quoted, and what is in quotes can be typed: `state['a b']`.
+    for mark in re.finditer(_QUOTED_OR_NOT_TYPED, name):
+        if mark["end"]:
+            return name[: mark.start()] or "it"
     return name or "it"
+
+
+_QUOTED_OR_NOT_TYPED = re.compile(r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|(?P<end> |\[<|\[key|\[cached|\.<|\{…\}|…)""")
 
 
 def _type_of(thing) -> str:

@@ -4,7 +4,8 @@ import re
 
 from unhand import _frames, _heap
 
-_HISTORY = re.compile(r"^__main__\.(Out|_oh|_dh|_+|_\d+|_i+\d*)$")
+_HISTORY = re.compile(r"^__main__\.(Out(\[.*\])?|_oh|_dh|_+|_\d+|_i+\d*)$")
+_HISTORY_OF_SHELL = (".user_ns_hidden", ".displayhook", ".last_execution_result")
 _HOOKS = re.compile(r"hooks(_with_kwargs|_always_called)?$")
 
 RANK = {
@@ -45,7 +46,7 @@ def kind_of(view: "_heap.View", anchor, child, start, steps) -> str:
         return "traceback"
     if start.startswith(("sys.last_", "a traceback")):
         return "traceback"
-    if _HISTORY.match(start) or any(step.label == ".user_ns_hidden" for step in steps):
+    if _HISTORY.match(start) or anchor == view.shell and any(step.label in _HISTORY_OF_SHELL for step in steps[:1]):
         return "notebook history"
     if "cache" in roles:
         return "cache"
@@ -88,7 +89,7 @@ def advice(kind, path, n_paths, name, is_alone) -> str:
     if kind == "traceback":
         return "A traceback keeps the locals of the calls that failed: unhand.free() clears them."
     if kind == "notebook history":
-        return "The notebook keeps the results of its cells: %reset -f out, or unhand.free() on the value."
+        return "The notebook keeps the values that it showed: %unhand free, or unhand.free(notebook_history=True), forgets them."
     if kind == "dead cycle":
         return "Nothing refers to it but itself: a pass of the collector frees it, unhand.free() makes one."
     if kind == "workspace":

@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 
 from unhand import _allocator, _native
+from unhand._answer import Answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class Outside:
 
 
 @dataclass(frozen=True, slots=True)
-class Ladder:
+class Ladder(Answer):
     """One device's memory. `used` is the driver's word, `reserved` and below are PyTorch's; `None` is not known."""
 
     device: int

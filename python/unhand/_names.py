@@ -37,8 +37,8 @@ class Namer:
 
     def steps(self, anchor, path) -> list[Step]:
         """The steps of a path that begins at an owner's child, with what lies between two names folded away."""
-        if isinstance(self.view.object(anchor), type) and anchor != _heap.ROOT:
-            # A class is named by itself; its attributes are one step further.
+        if anchor != _heap.ROOT and (anchor == self.view.shell or isinstance(self.view.object(anchor), type)):
+            # A class is named by itself, and so is IPython's shell; their attributes are one step further.
             path = [anchor, *path]
         steps = []
         at = 0
@@ -61,6 +61,8 @@ class Namer:
             locals_ = [word for word, value in owner.values if value is thing]
             return [f"{name} local `{word}`" for word in locals_ or ["?"]]
         if type(owner) is dict:
+            if anchor == self.view.shown_values:
+                return [f"{name}[{number!r}]" for number in _keys_of(owner, thing)] or [name]
             return [f"{name}.{word}" for word in _keys_of(owner, thing)] or [name]
         return [name]
 

@@ -5,6 +5,8 @@ import re
 import sys
 import types
 
+from unhand import _guard
+
 _UNDERSCORES = ("_", "__", "___")
 _NUMBERED = re.compile(r"_\d+")
 # A value is looked into this far. What is larger is somebody's whole program, and not the result of a cell.
@@ -18,6 +20,18 @@ def running_shell():
     ipython = sys.modules.get("IPython")
     get_ipython = getattr(ipython, "get_ipython", None)
     return get_ipython() if get_ipython is not None else None
+
+
+def cell_of(filename):
+    """What IPython calls the cell that it compiled as `filename`, as `In[7]`; `None` for a file."""
+    compiler = getattr(running_shell(), "compile", None)
+    name_of = getattr(compiler, "format_code_name", None)
+    try:
+        # `("Cell", "In[7]")` since IPython 8 (IPython/core/compilerop.py).
+        name = name_of(filename) if name_of is not None else None
+        return name[1] if name else None
+    except Exception:  # noqa: BLE001
+        return None
 
 
 def drop_shown_values(shell, holds, interpreter_too=False):
@@ -47,6 +61,21 @@ def drop_shown_values(shell, holds, interpreter_too=False):
 
 def holds_cuda_tensor(torch, value):
     """Whether a tensor on a CUDA device can be reached from a value, through containers and attributes."""
+    return next(_cuda_tensors(torch, value), None) is not None
+
+
+def holds_only_freed(torch, value):
+    """Whether tensors that `unhand.free` freed can be reached from a value, and no CUDA tensor that still has memory."""
+    is_freed = None
+    for tensor in _cuda_tensors(torch, value):
+        is_freed = _guard.is_freed(torch, tensor)
+        if not is_freed:
+            return False
+    return is_freed is True
+
+
+def _cuda_tensors(torch, value):
+    """The tensors on CUDA devices that can be reached from a value."""
     import gc
 
     seen, waiting = set(), [value]
@@ -58,14 +87,14 @@ def holds_cuda_tensor(torch, value):
         seen.add(id(thing))
         if issubclass(type(thing), torch.Tensor):
             with torch._C.DisableTorchFunctionSubclass():
-                if thing.device.type == "cuda":
-                    return True
+                is_cuda = thing.device.type == "cuda"
+            if is_cuda:
+                yield thing
         if type(thing) is types.FunctionType:
             # Not its globals.
             waiting += [thing.__closure__, thing.__defaults__, thing.__kwdefaults__]
         else:
             waiting += gc.get_referents(thing)
-    return False
 
 
 def _drop_from_shell(shell, is_unwanted):

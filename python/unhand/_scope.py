@@ -164,8 +164,8 @@ def scope(name, *, keep=(), strict=False, free=False, device=None):
     stands for every device with a context.
 
     Some 100 us to enter and leave where nothing is left behind; some 0.3 us for each allocation inside. Where more is
-    allocated than before the heap is looked at: 100 ms and more, so after eight times not each time, unless `strict` or
-    `free`. No peak counter is reset. Where CUDA is not started it
+    allocated than before the heap is looked at: some tenths of a second, so after eight times not each time, unless `strict`
+    or `free`. No peak counter is reset. Where CUDA is not started it
     does nothing. docs/guides/scope.md has the whole story.
     """
     if callable(name) and not isinstance(name, str):

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from unhand._answer import Answer
 from unhand._free import Freed
 from unhand._survivors import Leak
 from unhand._native import format_bytes
@@ -94,7 +95,7 @@ class ScopeNode:
 
 
 @dataclass(frozen=True, slots=True)
-class ScopeResult:
+class ScopeResult(Answer):
     """What a scope allocated, and what of it outlives the scope."""
 
     name: str

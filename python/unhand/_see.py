@@ -4,6 +4,7 @@ import threading
 from dataclasses import dataclass
 
 from unhand import _allocator, _blocks, _heap, _kinds
+from unhand._answer import Answer
 from unhand._holders import Holder, Holders, to_name
 from unhand._native import format_bytes
 from unhand._ladder import Ladder, ladder
@@ -13,7 +14,7 @@ looking = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceReport:
+class DeviceReport(Answer):
     """What one device's memory is, and who holds it."""
 
     ladder: Ladder
@@ -68,7 +69,7 @@ class Site:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class Report(Answer):
     """The ladder and the holders of each device this process has a context on."""
 
     devices: tuple[DeviceReport, ...]
@@ -279,7 +280,7 @@ def by_bytes(report) -> tuple[Holder, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class HolderList:
+class HolderList(Answer):
     """Who holds something: a sequence of holders."""
 
     of: str

@@ -4,6 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from unhand import _blocks, _heap, _kinds, _reach, _see
+from unhand._answer import Answer
 from unhand._holders import Holders
 from unhand._native import format_bytes
 
@@ -12,7 +13,7 @@ EXCUSED = ("workspace", "pending", "cache")
 
 
 @dataclass(frozen=True, slots=True)
-class Leak:
+class Leak(Answer):
     """A reference that keeps memory alive which was allocated inside."""
 
     path: str
@@ -74,7 +75,7 @@ def quick(births, things) -> Found | None:
 
 
 def find(births, *, keep=(), storages=frozenset(), error=None, thread=None, skip=(), limit=20) -> Found:
-    """Who holds births. A look at the whole heap, some 100 ms and more.
+    """Who holds births. A look at the whole heap: some tenths of a second.
 
     What can be reached from the objects in `keep` and the storages in `storages` (addresses of their StorageImpl) is
     meant to stay. `error` is an exception on its way, whose traceback keeps the locals of the calls it left. `thread` is the

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from unhand._answer import Answer
 from unhand._native import format_bytes
 
 KINDS = {
@@ -33,7 +34,7 @@ _ADVICE = {
     "class attribute": "It hangs on the class and is shared by all instances: clear it.",
     "task": "Tasks and futures keep their results: drop them when the result was used.",
     "traceback": "Exceptions that are kept keep the locals of the calls that failed: keep their text instead.",
-    "notebook history": "The notebook keeps the results of its cells: %reset -f out.",
+    "notebook history": "The notebook keeps the values that it showed: %unhand free forgets them.",
     "optimizer state": "The optimizer gets state for parameters that are new in each step: make it once.",
     "parameters": "New parameters appear in each step and stay: drop the old model first.",
     "gradients": "Gradients that are new stay: optimizer.zero_grad(set_to_none=True).",
@@ -110,7 +111,7 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(Answer):
     """What the memory of a loop does from step to step."""
 
     kind: str

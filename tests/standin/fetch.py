@@ -26,6 +26,8 @@ PACKAGES = ["transformers==5.17.0", "numpy", "filelock", "typing_extensions", "s
 MORE = {
     "checks": ["hypothesis==6.170.17"],
     "pytest": ["pytest==9.2.0", "pytest-xdist==3.8.0"],
+    # 100 MB on disk, most of it for completion and debugging, which the kernel loads lazily.
+    "jupyter": ["ipython==9.18.1", "ipykernel==7.4.0", "nbclient==0.11.0", "nbformat==5.11.1"],
     # Each names PyTorch among its dependencies, so what they need beside `packages` is listed: 25 MB to download.
     "integrations": ["--no-deps", "accelerate==1.15.0", "psutil==7.2.2", "peft==0.21.2", "optuna==5.0.0", "colorlog==6.12.0",
                      "lightning==2.6.6", "pytorch-lightning==2.6.6", "lightning-utilities==0.15.3", "torchmetrics==1.9.0",

@@ -3,7 +3,7 @@
 A line `...` in a document stands for any number of lines. What is shown comes from the release of PyTorch that the guides
 name; with another one the examples have to run, and print the same headings.
 """
-# packages: pytest integrations
+# packages: pytest jupyter integrations
 
 import ast
 import dataclasses
@@ -23,7 +23,7 @@ from bench import main
 from unhand import _actions, _floor, _free, _holders, _kinds, _ladder, _scope_answer, _see, _survivors, _verdict
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "scope", "install", "batches", "watch", "pytest", "integrations")
+GUIDES = ("report", "holders", "free", "scope", "install", "batches", "watch", "pytest", "notebook", "integrations")
 COMMAND = re.compile(r"\$ (?:python3|(pytest)) (examples/\S+\.py)((?: --\S+)*)$")
 PYTEST = ["-m", "pytest", "-p", "unhand.pytest_plugin", "-p", "no:cacheprovider"]
 
