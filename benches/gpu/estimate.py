@@ -12,6 +12,7 @@ compiler say so where there is none. `-k WORD` chooses by name.
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -61,8 +62,8 @@ def in_a_process(name):
         except subprocess.TimeoutExpired:
             return {"row": name, "error": f"none after {TIMEOUT_S} s"}
     if outcome.returncode != 0:
-        last = (outcome.stderr.strip().splitlines() or [f"exit code {outcome.returncode}"])[-1]
-        return {"row": name, "error": last[:300]}
+        said = [line for line in outcome.stderr.splitlines() if re.match(r"[\w.]+(Error|Exception|NotInstalled)\b", line)]
+        return {"row": name, "error": (said or [f"exit code {outcome.returncode}"])[-1][:300]}
     row = json.loads(outcome.stdout.strip().splitlines()[-1])
     row["seconds"] = round(time.monotonic() - start, 1)
     return row

@@ -98,9 +98,9 @@ def main(n_tests, n_rounds):
                 file.write(text)
         found = {way: [] for way in WAYS}
         began = time.time()
-        for round in range(n_rounds):
+        for turn in range(n_rounds):
             # PyTorch's own takes a minute and more, and is not close: once is enough.
-            for way in WAYS if round == 0 else [way for way in WAYS if way not in SLOW]:
+            for way in WAYS if turn == 0 else [way for way in WAYS if way not in SLOW]:
                 found[way].append(session(folder, way))
     best = {way: [min(column) for column in zip(*times)] for way, times in found.items()}
     plain = best["no plugin"]

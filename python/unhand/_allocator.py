@@ -141,12 +141,25 @@ def snapshot():
     )
 
 
-def raw_snapshot(torch):
+def raw_snapshot(torch, *, with_history=False):
     """PyTorch's own dictionaries, without the history where it can be left out. RuntimeError from other allocators.
 
-    `torch.cuda.memory_snapshot()` takes the segments out of this answer. The settings lie beside them.
+    `torch.cuda.memory_snapshot()` takes the segments out of this answer. The settings lie beside them. With the history it
+    is what `torch.cuda.memory._snapshot()` returns.
     """
-    return torch._C._cuda_memorySnapshot((0, 0, False) if _can_leave_traces_out(torch) else None)
+    options = (0, 0, False) if not with_history and _can_leave_traces_out(torch) else None
+    names = torch.__dict__
+    if "torch._inductor" in sys.modules or "_inductor" in names:
+        return torch._C._cuda_memorySnapshot(options)
+    # To name the lines of recorded stacks PyTorch asks `hasattr(torch, "_inductor")` (torch/csrc/profiler/python/
+    # combined_traceback.cpp), which imports the compiler: seconds, and thousands of modules, for no line of it.
+    stand_in = names["_inductor"] = object()
+    try:
+        return torch._C._cuda_memorySnapshot(options)
+    finally:
+        # Unless another thread has imported it meanwhile.
+        if names.get("_inductor") is stand_in:
+            del names["_inductor"]
 
 
 def segments(device):

@@ -56,6 +56,15 @@ def is_cublas_workspace(bytes: int) -> bool:
 def main(argv: Sequence[str]) -> int:
     """Run the command line `argv`, program name first, and give the exit code."""
 
+def out_of_memory(snapshot_pickle: bytes, device: int, allowed_bytes: int | None = ...) -> str:
+    """What a pickled snapshot says about the last out-of-memory error of a device, as JSON. Nothing in it is run.
+
+    `ValueError` for a snapshot that cannot be read or says nothing about the device.
+    """
+
+def run_plan(argv: Sequence[str]) -> str | None:
+    """What `unhand run` on the command line `argv` asks for, as JSON; None for any other command line."""
+
 def replay(snapshot_pickle: bytes, device: int) -> str:
     """What the history in a pickle of PyTorch's snapshot did on one device, as JSON: a run of `unhand replay --json`.
 

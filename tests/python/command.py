@@ -1,5 +1,6 @@
 """The `unhand` command as the wheel starts it: through Python, and in every other way like the binary."""
 
+import ctypes
 import fcntl
 import json
 import signal
@@ -47,6 +48,13 @@ def check_the_figures_are_pytorch_s():
     answer = json.loads(unhand("explain", "--json", RECORDING).stdout)
     peak = answer["explanations"][0]["peak"]["allocated"]["peak_bytes"]
     assert peak == recorded()["allocated_bytes.all.peak"], peak
+
+
+def check_the_module_exports_nothing_of_cuda():
+    # It carries the stand-in's library inside. If it were one itself, whoever loads it globally would be on it.
+    library = ctypes.CDLL(_native.__file__)
+    exported = [name for name in ("cudaMalloc", "cuMemCreate", "nvmlInit_v2") if hasattr(library, name)]
+    assert not exported, exported
 
 
 def check_exit_codes():

@@ -96,7 +96,7 @@ def invocation(script, release):
             if not folder.is_dir():
                 sys.exit(f"run.py: {folder.name} is not in {CACHE}: run tests/standin/fetch.py")
         path = [torch, CACHE / "packages", CACHE / "checks", *more, *path]
-        command = [str(launcher()), "--torch", str(torch / "torch"), "--", *command]
+        command = [*launcher(), "--torch", str(torch / "torch"), "--", *command]
         # A script may need a machine of its own kind: `# stand-in: UNHAND_STANDIN_DEVICES=3`.
         environment.update(SETTING.findall(text))
     else:
@@ -113,14 +113,10 @@ def is_setting(key):
 
 
 def launcher():
-    """The launcher of the stand-in: the one named by UNHAND_STANDIN_RUN, or the newest that cargo has built."""
+    """What runs a command on the stand-in: `unhand stand-in`, or the program named by UNHAND_STANDIN_RUN."""
     if named := os.environ.get("UNHAND_STANDIN_RUN"):
-        return Path(named)
-    target = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target")
-    built = [path for profile in ("debug", "release") if (path := target / profile / "standin-run").is_file()]
-    if not built:
-        sys.exit("run.py: there is no launcher yet: run `cargo build -p unhand-standin`")
-    return max(built, key=lambda path: path.stat().st_mtime)
+        return [named]
+    return [sys.executable, "-m", "unhand", "stand-in"]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ usage: run.py [DOCUMENT…] [-k WORDS] [--no-unhand] [--jobs N]
 
 README.md describes the format. Scenarios need a CUDA device; on a machine without one they run on the stand-in:
 
-    standin-run --torch FOLDER/torch -- python3 tests/scenarios/run.py
+    unhand stand-in -- python3 tests/scenarios/run.py
 
 With --no-unhand only the documents are checked: that the memory really stays, and that what `cut` says really frees it.
 Each scenario runs in a process of its own, forked from one that has loaded torch and never asked for a device.

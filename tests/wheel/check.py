@@ -6,6 +6,7 @@ usage: check.py WHEEL PYTHON...      (a PYTHON is an interpreter: python3.10, a 
 Needs no network: the wheel has no dependencies.
 """
 
+import configparser
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,11 @@ def check_contents(wheel):
     assert names >= FILES, f"missing: {FILES - names}"
     native = [name for name in names if name.endswith(".so")]
     assert len(native) == 1, f"one native library serves the module and the command: {native}"
+    entries = configparser.ConfigParser()
+    where = next(name for name in names if name.endswith("/entry_points.txt"))
+    entries.read_string(zipfile.ZipFile(wheel).read(where).decode())
+    plugin = entries["pytest11"]["unhand"]
+    assert plugin == "unhand.pytest_plugin" and "unhand/pytest_plugin.py" in names, f"pytest finds no plugin: {plugin}"
     print(f"{wheel.name}: {wheel.stat().st_size:,} bytes")
 
 

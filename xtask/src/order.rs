@@ -17,8 +17,8 @@ const ORDER: &[&str] = &[
     "unhand-heap",
     "unhand-monitor",
     "unhand-server",
-    "unhand-cli",
     "unhand-standin",
+    "unhand-cli",
     "unhand-python",
 ];
 

@@ -87,7 +87,6 @@ fn steps(scope: Scope) -> Vec<Step> {
                     "python",
                     &[
                         &["module"],
-                        &["cargo", "build", "-p", "unhand-standin", "--quiet"],
                         &["python3", "tests/python/run.py", "--torch", "2.11.0"],
                         // The slow ones have been run: here it is about what differs between releases.
                         &[

@@ -19,7 +19,7 @@ use crate::site::Sites;
 use crate::spans::Spans;
 use crate::timeline::{Curve, Life, Timeline};
 
-pub use text::{TextOptions, render};
+pub use text::{TextOptions, render, render_holding};
 
 /// The version of the JSON form of every answer of this crate.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -72,7 +72,9 @@ pub use oom::{OutOfMemory, Verdict};
 pub use pins::{Cache, Pin, PinGroup, StuckSegment};
 pub use places::{PoolOwner, PoolShare, StreamShare};
 pub use prose::{Count, Share, Span as TimeSpan, keep_end, plural, wrap};
-pub use ranks::{OddOne, RankRow, Ranks};
+pub use ranks::{
+    Different, HolderDifference, InputDifference, InputShape, OddOne, RankFacts, RankRow, Ranks,
+};
 pub use record::snapshot_of;
 pub use rounding::Rounding;
 pub use site::{FrameText, NO_PYTHON_FRAMES, NO_STACK_RECORDED, Origin, Site, SiteId, Sites};

@@ -1,12 +1,16 @@
 //! Several snapshots side by side: one row each, and the odd one out.
 
+mod different;
+
 use std::fmt::Write;
 
 use serde::Serialize;
 
 use crate::explain::{Explanation, SCHEMA_VERSION, TextOptions};
-use crate::prose::{Share, keep_end};
+use crate::prose::{Share, keep_end, wrap};
 use unhand_alloc::Bytes;
+
+pub use different::{Different, HolderDifference, InputDifference, InputShape, RankFacts};
 
 /// Explanations of several files or devices, compared.
 #[derive(Clone, Debug, Serialize)]
@@ -17,6 +21,8 @@ pub struct Ranks {
     pub rows: Vec<RankRow>,
     /// Rows that differ from the others; empty when none does.
     pub odd: Vec<OddOne>,
+    /// The row that differs most and what is different about it; `None` when none does.
+    pub different: Option<Different>,
 }
 
 /// The figures of one explanation.
@@ -59,6 +65,11 @@ impl Ranks {
     /// Compares explanations. With fewer than three there is no odd one out: two that differ do not say which
     /// of them is wrong.
     pub fn of(explanations: &[Explanation]) -> Ranks {
+        Ranks::with_facts(explanations, &[])
+    }
+
+    /// As [`of`](Ranks::of), with what is known about each of them beside the snapshot, in the same order.
+    pub fn with_facts(explanations: &[Explanation], facts: &[RankFacts]) -> Ranks {
         let rows: Vec<RankRow> = explanations.iter().map(RankRow::of).collect();
         let figures: [Figure; 4] = [
             ("peak_reserved_bytes", "reserved at most", |r| r.peak_reserved_bytes),
@@ -75,7 +86,8 @@ impl Ranks {
                 odd.push(OddOne { row, figure, value_bytes, median_bytes, sentence });
             }
         }
-        Ranks { schema_version: SCHEMA_VERSION, rows, odd }
+        let different = Different::find(explanations, &rows, facts);
+        Ranks { schema_version: SCHEMA_VERSION, rows, odd, different }
     }
 
     /// Writes the rows and the odd ones as text.
@@ -103,6 +115,10 @@ impl Ranks {
         }
         for odd in &self.odd {
             let _ = writeln!(out, "{}", options.style.warning(&odd.sentence));
+        }
+        if let Some(different) = &self.different {
+            let text = wrap(&different.sentence, options.width.max(60), 0);
+            let _ = writeln!(out, "\n{}", options.style.warning(text));
         }
         out
     }

@@ -9,6 +9,7 @@
 //! of memory (a run ends there).
 
 mod engine;
+mod fitting;
 mod limit;
 mod memory_map;
 mod program;
@@ -22,6 +23,7 @@ use unhand_snapshot::{Action, Snapshot};
 use crate::error::Result;
 use crate::export::action_word;
 
+pub use fitting::{Fit, Fitting, Tried, room_bytes};
 pub use program::Program;
 pub use sweep::{merge_conf, sweep};
 
@@ -131,6 +133,9 @@ pub struct Run {
     /// Allocations that landed at the recorded address, and all of them.
     #[serde(skip)]
     pub placement: (u64, u64),
+    /// The events whose request was refused.
+    #[serde(skip)]
+    pub failed_events: Vec<usize>,
     /// Why the figures are approximate, if they are.
     #[serde(skip)]
     pub approximate: Option<&'static str>,

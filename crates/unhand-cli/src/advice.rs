@@ -12,7 +12,7 @@ const MIN_SAVED_BYTES: u64 = 64 << 20;
 /// Nor below this share of the peak, in percent.
 const MIN_SAVED_PERCENT: u64 = 2;
 /// A longer history is tried with one setting instead of a dozen, so that an explanation stays a matter of seconds.
-const LONG_HISTORY_EVENTS: usize = 500_000;
+pub(crate) const LONG_HISTORY_EVENTS: usize = 500_000;
 
 /// What replays of one device said.
 #[derive(Default)]

@@ -2,13 +2,14 @@
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{diff, doctor, explain, export, flame, replay};
+use crate::{diff, doctor, dry_run, explain, export, flame, replay, run, stand_in};
 
 const AFTER_HELP: &str = "\
 Examples:
   unhand explain snapshot.pickle             what held the memory, and what to do about it
   unhand replay snapshot.pickle --sweep      which allocator settings would have needed less
   unhand diff before.pickle after.pickle     what one run holds that the other does not
+  unhand run train.py                        a run that writes down why it ran out of memory
   unhand doctor                              what this machine allows, and what to do about the rest
 
 FILE is a memory snapshot of PyTorch (`torch.cuda.memory._dump_snapshot`), as it is or
@@ -51,7 +52,10 @@ pub(crate) enum Command {
     Diff(diff::Arguments),
     Flame(flame::Arguments),
     Export(export::Arguments),
+    Run(run::Arguments),
     Doctor(doctor::Arguments),
+    DryRun(dry_run::Arguments),
+    StandIn(stand_in::Arguments),
 }
 
 /// When to use colours.

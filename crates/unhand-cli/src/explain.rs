@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use unhand_analyze::{
-    ExplainOptions, Explanation, Ranks, SCHEMA_VERSION, TextOptions, devices, explain, render,
+    ExplainOptions, Explanation, RankFacts, Ranks, SCHEMA_VERSION, TextOptions, devices, explain, render,
 };
 use unhand_snapshot::Snapshot;
 
@@ -17,6 +17,9 @@ use crate::open;
 use crate::parallel::map_in_order;
 use crate::printer::Printer;
 use crate::progress::Progress;
+
+/// What the flight recorder calls its report.
+const REPORT: &str = "report.json";
 
 const AFTER_HELP: &str = "\
 Examples:
@@ -74,7 +77,7 @@ pub(crate) fn run(arguments: &Arguments, shared: Shared, printer: &mut Printer) 
     let is_replayed = shared.json || paths.len() == 1;
     let explanations =
         map_in_order(&paths, |path| explain_file(path, arguments, shared, is_replayed))?.concat();
-    let comparison = (paths.len() > 1).then(|| Ranks::of(&explanations));
+    let comparison = (paths.len() > 1).then(|| Ranks::with_facts(&explanations, &facts_of(&explanations)));
     if shared.json {
         let explanations = &explanations;
         printer.json(&Answer {
@@ -101,6 +104,16 @@ pub(crate) fn run(arguments: &Arguments, shared: Shared, printer: &mut Printer) 
     }
     let is_found = explanations.iter().any(|explanation| is_found(explanation, &arguments.fail_on));
     Ok(if is_found { Outcome::Found } else { Outcome::Fine })
+}
+
+/// What the flight recorder wrote beside each file; nothing where it did not, or it cannot be read.
+fn facts_of(explanations: &[Explanation]) -> Vec<RankFacts> {
+    let beside = |explanation: &Explanation| {
+        let path = Path::new(explanation.file.as_deref()?).with_file_name(REPORT);
+        let facts: RankFacts = serde_json::from_slice(&fs_err::read(path).ok()?).ok()?;
+        Some(facts)
+    };
+    explanations.iter().map(|explanation| beside(explanation).unwrap_or_default()).collect()
 }
 
 /// One explanation for each device of one file.

@@ -19,6 +19,8 @@ pub(crate) enum Outcome {
     Fine,
     /// What `--fail-on` asked to be told about is there.
     Found,
+    /// A program that was run for somebody ended like that.
+    Program(u8),
 }
 
 impl Outcome {
@@ -26,6 +28,7 @@ impl Outcome {
         match self {
             Outcome::Fine => 0,
             Outcome::Found => 1,
+            Outcome::Program(code) => code,
         }
     }
 }
@@ -89,6 +92,12 @@ impl Failure {
             }
             cause = error.source();
         }
+        self
+    }
+
+    /// Adds a cause that is no error of this program.
+    pub(crate) fn because_text(mut self, cause: &str) -> Failure {
+        self.causes.push(cause.to_owned());
         self
     }
 

@@ -7,18 +7,22 @@ mod advice;
 mod arguments;
 mod diff;
 mod doctor;
+mod dry_run;
 mod explain;
 mod export;
 mod failure;
 mod flame;
 mod load;
 mod open;
+mod out_of_memory;
 mod output;
 mod parallel;
 mod printer;
 mod progress;
 mod replay;
+mod run;
 mod settings;
+mod stand_in;
 mod table;
 
 /// Compiles the Rust in README.md.
@@ -34,6 +38,8 @@ use clap::Parser;
 use crate::arguments::{Arguments, Command};
 use crate::failure::{Failure, Outcome};
 use crate::printer::Printer;
+
+pub use crate::out_of_memory::out_of_memory;
 
 /// Runs the command line `arguments`, program name first, and gives the exit code: 0 fine, 1 found what
 /// was asked for, 2 bad use, 3 bad input.
@@ -67,6 +73,15 @@ pub fn run_in(python: Option<&Path>, arguments: impl IntoIterator<Item = OsStrin
     }
 }
 
+/// What `unhand run` on this command line asks for, as JSON, for the Python package that does it. `None` for any other
+/// command line, help and misuse included: those are [`run_in`]'s.
+pub fn run_plan(arguments: impl IntoIterator<Item = OsString>) -> Option<String> {
+    match Arguments::try_parse_from(arguments).ok()?.command {
+        Command::Run(run) => run.plan().ok(),
+        _ => None,
+    }
+}
+
 fn perform(arguments: &Arguments, python: Option<&Path>, printer: &mut Printer) -> Result<Outcome, Failure> {
     let shared = arguments.shared;
     match &arguments.command {
@@ -75,6 +90,9 @@ fn perform(arguments: &Arguments, python: Option<&Path>, printer: &mut Printer) 
         Command::Diff(diff) => diff::run(diff, shared, printer),
         Command::Flame(flame) => flame::run(flame, shared, printer),
         Command::Export(export) => export::run(export, shared, printer),
+        Command::Run(run) => run::run(run, python),
         Command::Doctor(doctor) => doctor::run(doctor, python, shared, printer),
+        Command::DryRun(dry_run) => dry_run::run(dry_run, python, shared, printer),
+        Command::StandIn(stand_in) => stand_in::run(stand_in, python, printer),
     }
 }

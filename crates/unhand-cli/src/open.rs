@@ -122,7 +122,8 @@ fn map(file: &fs::File) -> std::io::Result<Mmap> {
 }
 
 /// The files that the paths on the command line stand for: a folder is all snapshots right in it, in the
-/// order in which a person would count them (`rank2` before `rank10`).
+/// order in which a person would count them (`rank2` before `rank10`). A folder without any is a folder of
+/// recordings, which have one folder each: all of them, or those of the newest run where ranks made them.
 pub(crate) fn expand(paths: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
     if paths.iter().filter(|path| is_stdin(path)).count() > 1 {
         return Err(stdin_twice());
@@ -149,15 +150,17 @@ pub(crate) fn stdin_twice() -> Failure {
 }
 
 fn snapshots_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
-    let cannot_read = |error| {
-        Failure::bad_input(format!("cannot read the folder: `{}`", folder.display())).because_io(&error)
-    };
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder).map_err(cannot_read)? {
-        let path = entry.map_err(cannot_read)?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        if is_snapshot_name(&name) && !path.is_dir() {
-            files.push(path);
+    let (mut files, folders) = listed(folder)?;
+    if files.is_empty() {
+        files = right_in(&folders)?;
+    }
+    if files.is_empty() {
+        // Runs are named for the time at which they began.
+        for run in folders.iter().rev() {
+            files = right_in(&listed(run)?.1)?;
+            if !files.is_empty() {
+                break;
+            }
         }
     }
     if files.is_empty() {
@@ -165,8 +168,40 @@ fn snapshots_in(folder: &Path) -> Result<Vec<PathBuf>, Failure> {
         return Err(Failure::bad_input(message)
             .hint("snapshots are called `*.pickle` or `*.pkl`, with `.gz`, `.xz` or `.zst` if compressed"));
     }
-    files.sort_by_cached_key(|path| natural_key(&path.to_string_lossy()));
     Ok(files)
+}
+
+/// The snapshots right in each of some folders.
+fn right_in(folders: &[PathBuf]) -> Result<Vec<PathBuf>, Failure> {
+    let mut files = Vec::new();
+    for folder in folders {
+        files.extend(listed(folder)?.0);
+    }
+    Ok(files)
+}
+
+/// The snapshots right in a folder, and the folders in it; not those whose name begins with a dot, as that of a
+/// recording which was not finished.
+fn listed(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), Failure> {
+    let cannot_read = |error| {
+        Failure::bad_input(format!("cannot read the folder: `{}`", folder.display())).because_io(&error)
+    };
+    let (mut files, mut folders) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(folder).map_err(cannot_read)? {
+        let path = entry.map_err(cannot_read)?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if path.is_dir() {
+            if !name.starts_with('.') {
+                folders.push(path);
+            }
+        } else if is_snapshot_name(&name) {
+            files.push(path);
+        }
+    }
+    for paths in [&mut files, &mut folders] {
+        paths.sort_by_cached_key(|path| natural_key(&path.to_string_lossy()));
+    }
+    Ok((files, folders))
 }
 
 fn is_snapshot_name(name: &str) -> bool {

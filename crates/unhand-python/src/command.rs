@@ -14,3 +14,9 @@ pub(crate) fn main(py: Python<'_>, argv: Vec<OsString>) -> u8 {
     // Other threads of the process go on: a command may take minutes.
     py.detach(|| unhand_cli::run_in(python.as_deref(), argv))
 }
+
+/// What `unhand run` on the command line `argv` asks for, as JSON; `None` for any other command line.
+#[pyfunction]
+pub(crate) fn run_plan(argv: Vec<OsString>) -> Option<String> {
+    unhand_cli::run_plan(argv)
+}

@@ -15,7 +15,7 @@ mod _native {
     use pyo3::prelude::*;
 
     #[pymodule_export]
-    use super::command::main;
+    use super::command::{main, run_plan};
     #[pymodule_export]
     use super::devices::devices;
     #[pymodule_export]
@@ -31,6 +31,21 @@ mod _native {
     #[pyfunction]
     fn is_cublas_workspace(bytes: u64) -> bool {
         unhand_analyze::is_cublas_workspace(bytes)
+    }
+
+    /// What a pickled snapshot says about the last out-of-memory error of a device, as JSON.
+    ///
+    /// `allowed_bytes` is what PyTorch was allowed to hold, where that is known. No code in the pickle is run.
+    #[pyfunction]
+    #[pyo3(signature = (snapshot_pickle, device, allowed_bytes=None))]
+    fn out_of_memory(
+        py: Python<'_>,
+        snapshot_pickle: &[u8],
+        device: usize,
+        allowed_bytes: Option<u64>,
+    ) -> PyResult<String> {
+        py.detach(|| unhand_cli::out_of_memory(snapshot_pickle, device, allowed_bytes))
+            .map_err(PyValueError::new_err)
     }
 
     /// What the recorded history of one device did, as JSON: peaks and ends of requested, allocated and reserved bytes,

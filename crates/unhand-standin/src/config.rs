@@ -8,6 +8,9 @@ pub const GPU: &str = "UNHAND_STANDIN_GPU";
 pub const DEVICES: &str = "UNHAND_STANDIN_DEVICES";
 /// Bytes of memory of each device, instead of the profile's; `KiB`, `MiB` and `GiB` may follow the number.
 pub const MEMORY: &str = "UNHAND_STANDIN_MEMORY";
+/// Bytes that each device gives out before it refuses, while it states what it always states. To find out what a program
+/// needs, where a refusal would end it.
+pub const CAPACITY: &str = "UNHAND_STANDIN_CAPACITY";
 /// Bytes that the context takes from each device, instead of the profile's.
 pub const CONTEXT: &str = "UNHAND_STANDIN_CONTEXT";
 /// Microseconds until submitted work counts as done, unless somebody waits for it.
@@ -39,6 +42,8 @@ pub struct Config {
     pub n_devices: usize,
     /// Memory of each, as `cudaMemGetInfo` states it.
     pub memory_bytes: u64,
+    /// How much of it is given out.
+    pub capacity_bytes: u64,
     /// What the context takes of it.
     pub context_bytes: u64,
     /// How long submitted work takes.
@@ -68,10 +73,12 @@ impl Config {
         };
         let profile = get(GPU).and_then(|name| Profile::named(&name)).unwrap_or(&H200);
         let n_devices = number(DEVICES).and_then(|n| usize::try_from(n).ok()).unwrap_or(1);
+        let memory_bytes = number(MEMORY).unwrap_or(profile.memory_bytes);
         Config {
             profile,
             n_devices: n_devices.min(MAX_DEVICES),
-            memory_bytes: number(MEMORY).unwrap_or(profile.memory_bytes),
+            memory_bytes,
+            capacity_bytes: number(CAPACITY).unwrap_or(memory_bytes),
             context_bytes: number(CONTEXT).unwrap_or(profile.context_bytes),
             lag_us: number(LAG_US).unwrap_or(0),
             does_copy: get(COPIES).as_deref() != Some("0"),
@@ -128,8 +135,8 @@ mod tests {
             _ => None,
         });
         assert_eq!(
-            (config.memory_bytes, config.profile.name, config.n_devices),
-            (24 << 30, "t4", MAX_DEVICES)
+            (config.memory_bytes, config.capacity_bytes, config.profile.name, config.n_devices),
+            (24 << 30, 24 << 30, "t4", MAX_DEVICES)
         );
         assert_eq!((config.cuda_major(), config.does_copy), (12, false));
         assert_eq!(

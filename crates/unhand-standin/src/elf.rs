@@ -3,5 +3,5 @@
 mod read;
 mod write;
 
-pub(crate) use read::{Needs, read};
+pub(crate) use read::{Needs, read, read_from};
 pub(crate) use write::{Function, Library, Patch};

@@ -23,9 +23,6 @@ pub enum Error {
     /// The stand-in needs another machine.
     #[error("the stand-in runs on 64-bit x86 Linux with glibc only")]
     Platform,
-    /// The core library was not built, or not installed beside the program.
-    #[error("the library of the stand-in is not here: `{0}`")]
-    NoCore(PathBuf),
     /// A path with a character at which the loader would cut it.
     #[error("the loader cannot take a path with a colon or a space: `{0}`")]
     Path(PathBuf),

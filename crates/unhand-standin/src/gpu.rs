@@ -59,6 +59,7 @@ impl Gpu {
     fn new(config: &Config) -> Gpu {
         let devices: Vec<DeviceMemory> = (0..config.n_devices)
             .map_while(|_| DeviceMemory::new(config.n_devices, config.memory_bytes, config.context_bytes))
+            .map(|device| device.giving_out(config.capacity_bytes))
             .collect();
         Gpu {
             devices,

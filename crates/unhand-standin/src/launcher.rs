@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::Cursor;
 use std::path::{Path, PathBuf};
 
 use crate::config;
@@ -11,6 +12,8 @@ use crate::stub::stub;
 use crate::table::{Entry, Table, table};
 use crate::torch::Torch;
 
+/// The half of this crate that programs load, as `build.rs` built it. Empty where the stand-in does not run.
+const LOADED: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/libunhand_standin.so"));
 /// The driver's name, which the core library has.
 const CORE: &str = "libcuda.so.1";
 /// The management library. It has no functions of its own: who looks in it finds those of the core, which it needs.
@@ -23,7 +26,6 @@ const ANSWER: &[u8] = b"unhand stand-in\0";
 /// What to load for one PyTorch installation.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    core: PathBuf,
     libraries: Vec<Library>,
     /// Functions that PyTorch needs and nobody provides.
     pub missing: Vec<String>,
@@ -41,35 +43,21 @@ pub struct Prepared {
     pub environment: Vec<(String, String)>,
 }
 
-/// The core library of this build: what `UNHAND_STANDIN_LIBRARY` says, or beside the running program.
-///
-/// # Errors
-/// If it is not there.
-pub fn core_library() -> Result<PathBuf, Error> {
-    const NAME: &str = "libunhand_standin.so";
-    if let Some(path) = std::env::var_os("UNHAND_STANDIN_LIBRARY") {
-        let path = PathBuf::from(path);
-        return if path.is_file() { Ok(path) } else { Err(Error::NoCore(path)) };
-    }
-    let program = std::env::current_exe().unwrap_or_default();
-    let folder = program.parent().unwrap_or(Path::new("."));
-    // Beside an installed program; beside one that cargo built; and where cargo keeps it while it tests.
-    let candidates = [folder.join(NAME), folder.join("deps").join(NAME), folder.join("../lib").join(NAME)];
-    let is_newest = |path: &&PathBuf| path.metadata().and_then(|metadata| metadata.modified()).ok();
-    let found = candidates.iter().filter(|path| path.is_file()).max_by_key(is_newest);
-    found.cloned().ok_or_else(|| Error::NoCore(folder.join(NAME)))
-}
-
 /// Compares what PyTorch needs with what there is.
 ///
 /// # Errors
-/// If the core library cannot be read, or the machine is not one the stand-in runs on.
-pub fn plan(torch: &Torch, core: &Path) -> Result<Plan, Error> {
-    if !cfg!(all(target_os = "linux", target_arch = "x86_64", target_env = "gnu")) {
+/// If the machine is not one the stand-in runs on.
+pub fn plan(torch: &Torch) -> Result<Plan, Error> {
+    if LOADED.is_empty() {
         return Err(Error::Platform);
     }
-    let exports = elf::read(core).map_err(|error| Error::File { path: core.to_owned(), error })?.defined;
-    let exports: BTreeSet<String> = exports.into_iter().collect();
+    let exports = elf::read_from(&mut Cursor::new(LOADED))
+        .map_err(|error| Error::File { path: CORE.into(), error })?
+        .defined;
+    Ok(plan_with(torch, &exports.into_iter().collect()))
+}
+
+fn plan_with(torch: &Torch, exports: &BTreeSet<String>) -> Plan {
     let table = table();
     let mut missing = Vec::new();
     let mut functions: BTreeMap<&str, Vec<(&Entry, Option<String>)>> = BTreeMap::new();
@@ -99,14 +87,13 @@ pub fn plan(torch: &Torch, core: &Path) -> Result<Plan, Error> {
             library(name, versions.unwrap_or_default(), functions.remove(name).unwrap_or_default())
         })
         .collect();
-    Ok(Plan {
-        core: core.to_owned(),
+    Plan {
         libraries,
         missing,
         cuda_version: torch.cuda_version,
         cudnn_version: torch.cudnn_version,
         nccl_version: torch.nccl_version,
-    })
+    }
 }
 
 /// Writes a plan's libraries into a folder of their own below `cache`, or finds them there.
@@ -126,17 +113,18 @@ pub fn prepare(plan: &Plan, cache: &Path) -> Result<Prepared, Error> {
     if cache.to_string_lossy().contains([':', ' ']) {
         return Err(Error::Path(cache));
     }
-    let core = std::fs::read(&plan.core).map_err(fail(&plan.core))?;
     let files: Vec<(&str, Vec<u8>)> =
         plan.libraries.iter().map(|library| (library.name.as_str(), library.to_bytes())).collect();
     let mut hasher = DefaultHasher::new();
-    (&core, &files).hash(&mut hasher);
+    (LOADED, &files).hash(&mut hasher);
     let folder = cache.join(format!("{:016x}", hasher.finish()));
     if !folder.is_dir() {
         // Complete or not there: written beside the place, then renamed to it.
         let draft = cache.join(format!(".{:016x}.{}", hasher.finish(), std::process::id()));
         std::fs::create_dir_all(&draft).map_err(fail(&draft))?;
-        for (name, bytes) in files.iter().map(|(name, bytes)| (*name, bytes)).chain([(CORE, &core)]) {
+        for (name, bytes) in
+            files.iter().map(|(name, bytes)| (*name, bytes.as_slice())).chain([(CORE, LOADED)])
+        {
             let path = draft.join(name);
             std::fs::write(&path, bytes).map_err(fail(&path))?;
         }
@@ -155,7 +143,12 @@ fn environment(plan: &Plan, folder: &Path) -> Vec<(String, String)> {
     let names = [CORE].into_iter().chain(plan.libraries.iter().map(|library| library.name.as_str()));
     let mut preload: Vec<String> =
         names.map(|name| folder.join(name).to_string_lossy().into_owned()).collect();
-    preload.extend(std::env::var("LD_PRELOAD").ok().filter(|before| !before.is_empty()));
+    // Those of another plan stay out: a command may be started from one that runs on the stand-in.
+    let is_ours = |path: &str| folder.parent().is_some_and(|cache| Path::new(path).starts_with(cache));
+    let before = std::env::var("LD_PRELOAD").unwrap_or_default();
+    preload.extend(
+        before.split([':', ' ']).filter(|path| !path.is_empty() && !is_ours(path)).map(str::to_owned),
+    );
     let mut environment = vec![
         ("LD_PRELOAD".to_owned(), preload.join(":")),
         (config::CUDA.to_owned(), plan.cuda_version.to_string()),
@@ -221,8 +214,7 @@ mod tests {
             ("ncclGetVersion", None),
             ("cudaInventedYesterday", Some(("libcudart.so.13", "libcudart.so.13"))),
         ]);
-        let program = std::env::current_exe().expect("a path");
-        let plan = plan(&torch, &program).expect("an ELF file");
+        let plan = plan_with(&torch, &BTreeSet::new());
         assert_eq!(plan.missing, ["cudaInventedYesterday"]);
         let names: Vec<(&str, usize)> =
             plan.libraries.iter().map(|library| (library.name.as_str(), library.functions.len())).collect();
@@ -237,8 +229,7 @@ mod tests {
 
     #[test]
     fn the_same_plan_is_written_once() {
-        let program = std::env::current_exe().expect("a path");
-        let plan = plan(&torch(&[]), &program).expect("an ELF file");
+        let plan = plan(&torch(&[])).expect("the machine is one that the stand-in runs on");
         let cache = tempfile::tempdir().expect("a folder");
         let first = prepare(&plan, cache.path()).expect("written");
         let second = prepare(&plan, cache.path()).expect("found");

@@ -6,13 +6,12 @@
 //! that what it does on a machine without a GPU is what it would do on a device. `docs/concepts/stand-in.md` says what
 //! is true, what is computed, and every limit known.
 //!
-//! The crate is two things. As the cdylib `libunhand_standin.so` it is what a program loads; that half exports CUDA's
-//! C functions and has no Rust interface. As a library it sets a program up:
+//! The crate is two things. One is what a program loads; it exports CUDA's C functions and has no Rust interface. The
+//! other is this library, which carries the first inside and sets a program up:
 //!
 //! ```no_run
 //! let torch = unhand_standin::inspect(&unhand_standin::find("python3")?)?;
-//! let plan = unhand_standin::plan(&torch, &unhand_standin::core_library()?)?;
-//! let prepared = unhand_standin::prepare(&plan, "/tmp/standin".as_ref())?;
+//! let prepared = unhand_standin::prepare(&unhand_standin::plan(&torch)?, "/tmp/standin".as_ref())?;
 //! std::process::Command::new("python3")
 //!     .arg("train.py")
 //!     .envs(prepared.environment)
@@ -25,22 +24,40 @@
 //! [`inspect`] reads which libraries and functions a wheel needs, [`plan`] compares that with what there is, and
 //! [`prepare`] writes one small library for each of NVIDIA's names. [`config`] has the variables that choose the GPU.
 
-// The two halves of this crate: what a preloaded library is (`gpu`, `entry`), and what sets a program up to load it.
-mod code;
 pub mod config;
-mod elf;
-mod entry;
-mod error;
-mod gpu;
-mod launcher;
-mod pointers;
 mod profile;
-mod stub;
+
+pub use profile::{PROFILES, Profile};
+
+// What a program loads. Only `build.rs` compiles it into a library: no other may export CUDA's names.
+#[cfg(any(test, unhand_standin_loaded))]
+mod code;
+#[cfg(any(test, unhand_standin_loaded))]
+mod entry;
+#[cfg(any(test, unhand_standin_loaded))]
+mod gpu;
+#[cfg(any(test, unhand_standin_loaded))]
+mod pointers;
+#[cfg(any(test, unhand_standin_loaded))]
 mod sys;
+
+// What sets a program up to load it.
+#[cfg(not(unhand_standin_loaded))]
+mod elf;
+#[cfg(not(unhand_standin_loaded))]
+mod error;
+#[cfg(not(unhand_standin_loaded))]
+mod launcher;
+#[cfg(not(unhand_standin_loaded))]
+mod stub;
+#[cfg(not(unhand_standin_loaded))]
 mod table;
+#[cfg(not(unhand_standin_loaded))]
 mod torch;
 
+#[cfg(not(unhand_standin_loaded))]
 pub use error::Error;
-pub use launcher::{Plan, Prepared, core_library, plan, prepare};
-pub use profile::{PROFILES, Profile};
+#[cfg(not(unhand_standin_loaded))]
+pub use launcher::{Plan, Prepared, plan, prepare};
+#[cfg(not(unhand_standin_loaded))]
 pub use torch::{Torch, find, inspect};

@@ -45,6 +45,16 @@ impl Profile {
         PROFILES.iter().copied().find(|profile| profile.name.eq_ignore_ascii_case(name.trim()))
     }
 
+    /// The version of the kernels that run on it, as `86`: of the architectures that PyTorch's wheels are built for, the
+    /// latest that the GPU can run. CUB has no answer for another one, and fails.
+    pub fn binary_version(&self) -> i32 {
+        match self.capability {
+            // No wheel has kernels of Ada's own; those for Ampere run there.
+            (8, 9) => 86,
+            (major, minor) => major * 10 + minor,
+        }
+    }
+
     /// Shared memory that one block can ask for: all but the 1 KiB the system keeps, and on Turing all of it.
     pub fn shared_bytes_opt_in(&self) -> i32 {
         if self.capability.0 < 8 {
@@ -189,5 +199,6 @@ mod tests {
             assert_eq!(Profile::named(&profile.name.to_uppercase()), Some(*profile));
         }
         assert_eq!(Profile::named("v100"), None);
+        assert_eq!(L4.binary_version(), 86);
     }
 }

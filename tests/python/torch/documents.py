@@ -20,12 +20,19 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "standin"))
 import torch
 from bench import main
 
-from unhand import _actions, _floor, _free, _holders, _kinds, _ladder, _scope_answer, _see, _survivors, _verdict
+from unhand import _actions, _batch_size, _floor, _free, _holders, _kinds, _ladder, _recording, _scope_answer, _see
+from unhand import _survivors, _verdict
 
 SHOWN_RELEASE = "2.11"
-GUIDES = ("report", "holders", "free", "scope", "install", "batches", "watch", "pytest", "notebook", "integrations")
-COMMAND = re.compile(r"\$ (?:python3|(pytest)) (examples/\S+\.py)((?: --\S+)*)$")
-PYTEST = ["-m", "pytest", "-p", "unhand.pytest_plugin", "-p", "no:cacheprovider"]
+GUIDES = ("report", "holders", "free", "scope", "install", "batches", "watch", "out-of-memory", "pytest", "notebook",
+          "dry-run")
+COMMAND = re.compile(r"\$ ((?:python3|pytest|unhand dry-run) (?:.* )?(examples/\S+\.py).*)$")
+# How each program is started, and how it may end: some of the tests are meant to fail, and not everything fits.
+PROGRAMS = {
+    "python3": ([], {0}),
+    "pytest": (["-m", "pytest", "-p", "unhand.pytest_plugin", "-p", "no:cacheprovider"], {1}),
+    "unhand": (["-m", "unhand"], {0, 1}),
+}
 
 
 def read(*path):
@@ -42,12 +49,12 @@ def examples():
 
 
 @functools.lru_cache
-def output(example, is_tests=False, options=""):
-    """What an example prints, on the stand-in that this process runs on: children inherit it. Tests are run by pytest."""
-    words = [sys.executable, *(PYTEST if is_tests else ()), example, *options.split()]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    # Some of the tests are meant to fail.
-    assert done.returncode == int(is_tests), f"{example} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+def output(command):
+    """What a command prints, on the stand-in that this process runs on: children inherit it."""
+    program, *rest = command.split()
+    words, codes = PROGRAMS[program]
+    done = subprocess.run([sys.executable, *words, *rest], cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode in codes, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
@@ -66,13 +73,12 @@ def blocks(text):
 
 
 def shown():
-    """The outputs that the guides show, as (guide, (example, whether it is tests, options), lines)."""
+    """The outputs that the guides show, as (guide, command, example, lines)."""
     for name in GUIDES:
         for language, lines in blocks(guide(name)):
             command = COMMAND.match(lines[0]) if language == "console" and lines else None
             if command:
-                run = command[2], bool(command[1]), command[3]
-                yield name, run, [line.rstrip() for line in lines[1:]]
+                yield name, command[1], command[2], [line.rstrip() for line in lines[1:]]
 
 
 def matches(expected, actual):
@@ -88,20 +94,19 @@ def check_the_examples_print_what_the_guides_show():
     found = list(shown())
     assert len(found) >= 8, f"only {len(found)} outputs: is the reader of the blocks broken?"
     wrong = []
-    for name, run, expected in found:
-        example = run[0]
-        actual = [line.rstrip() for line in output(*run).splitlines()]
+    for name, command, _, expected in found:
+        actual = [line.rstrip() for line in output(command).splitlines()]
         if not torch.__version__.startswith(f"{SHOWN_RELEASE}."):
             expected = [line for line in expected if line.startswith("== ")]
             if not set(expected) <= set(actual):
-                wrong.append(f"docs/guides/{name}.md: {expected} is not in what {example} prints")
+                wrong.append(f"docs/guides/{name}.md: {expected} is not in what {command} prints")
         elif not matches(expected, actual):
-            wrong.append(f"docs/guides/{name}.md shows\n" + "\n".join(expected) + f"\n-- and {example} prints\n" + "\n".join(actual))
+            wrong.append(f"docs/guides/{name}.md shows\n" + "\n".join(expected) + f"\n-- and {command} prints\n" + "\n".join(actual))
     assert not wrong, "\n\n".join(wrong)
 
 
 def check_every_example_is_shown():
-    assert set(examples()) == {run[0] for _, run, _ in shown()}
+    assert set(examples()) == {example for _, _, example, _ in shown()}
 
 
 def check_an_example_leaves_no_trace():
@@ -128,6 +133,7 @@ def check_every_field_is_in_its_guide():
         "report": (_ladder.Ladder, _see.DeviceReport, _see.Report, _see.Site),
         "holders": (_holders.Holder, _holders.Part, _see.HolderList),
         "free": (_free.Freed, _actions.Action),
+        "out-of-memory": (_recording.Recording, _recording.Failure, _recording.Line, _recording.Stuck, _batch_size.BatchSize),
         "scope": (_scope_answer.ScopeResult, _scope_answer.ScopeDevice, _scope_answer.ScopeNode, _survivors.Leak),
         "integrations": (_floor.Landing,),
         "watch": (_verdict.Verdict, _verdict.Grower, _verdict.Forecast),
@@ -156,7 +162,9 @@ def check_every_verdict_is_explained():
 def check_every_field_says_what_it_is():
     """Each field of an answer has a sentence after it."""
     silent = []
-    for module in (_see, _holders, _ladder, _free, _actions, _survivors, _scope_answer, _verdict, _floor):
+    answers = (_see, _holders, _ladder, _free, _actions, _survivors, _scope_answer, _verdict, _recording, _batch_size,
+               _floor)
+    for module in answers:
         for node in ast.parse(read("python", "unhand", os.path.basename(module.__file__))).body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_") or not ast.get_docstring(node):
                 continue

@@ -39,6 +39,13 @@ pub fn render(explanation: &Explanation, options: &TextOptions) -> String {
     page.out
 }
 
+/// Writes the holders of one moment as text, a line each: bytes, share, blocks, what they are for, and the line.
+pub fn render_holding(holding: &Holding, options: &TextOptions) -> String {
+    let mut page = Page { out: String::new(), width: options.width.max(60), options: *options };
+    let _ = page.holders(holding, false);
+    page.out
+}
+
 struct Page {
     out: String,
     width: usize,

@@ -89,6 +89,7 @@ struct Engine<'a> {
     placed: u64,
     mallocs: usize,
     ran_out: Option<RanOut>,
+    failed_events: Vec<usize>,
     settings: String,
     approximate: Option<&'static str>,
 }
@@ -113,6 +114,7 @@ impl<'a> Engine<'a> {
             placed: 0,
             mallocs: 0,
             ran_out: None,
+            failed_events: Vec::new(),
             settings,
             approximate: None,
         };
@@ -297,6 +299,7 @@ impl<'a> Engine<'a> {
             as_recorded: recorded,
         };
         self.ran_out.get_or_insert(ran_out);
+        self.failed_events.push(event);
         // The latest failure that ends the run is the one to tell.
         if !recorded {
             self.ran_out = Some(ran_out);
@@ -338,6 +341,7 @@ impl<'a> Engine<'a> {
             ran_out: self.ran_out,
             peak_events: self.peak_events,
             placement: (self.placed, self.mallocs as u64),
+            failed_events: self.failed_events,
             approximate: self.approximate,
         }
     }

@@ -3,5 +3,7 @@
 mod answers;
 mod broken_input;
 mod figures;
+mod recordings;
 mod run;
+mod stand_in;
 mod usage;

@@ -17,13 +17,17 @@ fn help_of_the_command() {
     Usage: unhand [OPTIONS] <COMMAND>
 
     Commands:
-      explain  Say what held the memory at the peak and at the end, what pins the cache, and what leaks
-      replay   Replay the recorded run through PyTorch's allocation rules, as it was and under other
-               settings
-      diff     Compare two snapshots: totals, and the call sites that hold more or less
-      flame    Show bytes by call stack as a flame graph
-      export   Write the events, segments or blocks of a snapshot as a table
-      doctor   Say what this machine allows PyTorch to do with its GPUs, and what to do about the rest
+      explain   Say what held the memory at the peak and at the end, what pins the cache, and what leaks
+      replay    Replay the recorded run through PyTorch's allocation rules, as it was and under other
+                settings
+      diff      Compare two snapshots: totals, and the call sites that hold more or less
+      flame     Show bytes by call stack as a flame graph
+      export    Write the events, segments or blocks of a snapshot as a table
+      run       Run a Python program; if it runs out of GPU memory, write down why
+      doctor    Say what this machine allows PyTorch to do with its GPUs, and what to do about the rest
+      dry-run   Say what a script would need on a GPU, who holds it, and where it fits, without having
+                one
+      stand-in  Run a command with the real PyTorch on a GPU that is not there
 
     Options:
           --json          Answer as JSON: sizes in bytes, and a `schema_version`
@@ -37,6 +41,7 @@ fn help_of_the_command() {
       unhand explain snapshot.pickle             what held the memory, and what to do about it
       unhand replay snapshot.pickle --sweep      which allocator settings would have needed less
       unhand diff before.pickle after.pickle     what one run holds that the other does not
+      unhand run train.py                        a run that writes down why it ran out of memory
       unhand doctor                              what this machine allows, and what to do about the rest
 
     FILE is a memory snapshot of PyTorch (`torch.cuda.memory._dump_snapshot`), as it is or

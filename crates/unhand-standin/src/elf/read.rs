@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io;
-use std::os::unix::fs::FileExt;
+use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
 const DYNAMIC: u32 = 6;
@@ -56,14 +55,18 @@ struct Section {
 /// # Errors
 /// The operating system's, and `InvalidData` for a file that is no 64-bit little-endian ELF file.
 pub(crate) fn read(path: &Path) -> io::Result<Needs> {
-    let file = File::open(path)?;
-    let header = part(&file, 0, 64)?;
+    read_from(&mut File::open(path)?)
+}
+
+/// The same for a library that is not in a file.
+pub(crate) fn read_from(file: &mut (impl Read + Seek)) -> io::Result<Needs> {
+    let header = part(file, 0, 64)?;
     if header.get(..6) != Some(&[0x7f, b'E', b'L', b'F', 2, 1]) {
         return Err(damaged("no 64-bit ELF file"));
     }
     let table = number(&header, 40, 8)?;
     let count = number(&header, 60, 2)?;
-    let lines = part(&file, table, count * 64)?;
+    let lines = part(file, table, count * 64)?;
     let sections: Vec<Section> = lines
         .chunks_exact(64)
         .map(|line| {
@@ -75,10 +78,10 @@ pub(crate) fn read(path: &Path) -> io::Result<Needs> {
             })
         })
         .collect::<io::Result<_>>()?;
-    let content = |kind: u32| -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
+    let mut content = |kind: u32| -> io::Result<Option<(Vec<u8>, Vec<u8>)>> {
         let Some(section) = sections.iter().find(|section| section.kind == kind) else { return Ok(None) };
         let texts = sections.get(section.link as usize).ok_or_else(|| damaged("a section's texts"))?;
-        Ok(Some((part(&file, section.offset, section.bytes)?, part(&file, texts.offset, texts.bytes)?)))
+        Ok(Some((part(file, section.offset, section.bytes)?, part(file, texts.offset, texts.bytes)?)))
     };
     let mut needs = Needs::default();
     if let Some((entries, texts)) = content(DYNAMIC)? {
@@ -95,11 +98,12 @@ pub(crate) fn read(path: &Path) -> io::Result<Needs> {
         Some((entries, texts)) => version_needs(&entries, &texts, &mut needs)?,
         None => BTreeMap::new(),
     };
+    let symbols = content(DYNAMIC_SYMBOLS)?;
     let indices = match sections.iter().find(|section| section.kind == VERSION_INDEX) {
-        Some(section) => part(&file, section.offset, section.bytes)?,
+        Some(section) => part(file, section.offset, section.bytes)?,
         None => Vec::new(),
     };
-    if let Some((symbols, texts)) = content(DYNAMIC_SYMBOLS)? {
+    if let Some((symbols, texts)) = symbols {
         for (index, symbol) in symbols.chunks_exact(24).enumerate().skip(1) {
             let name = text(&texts, number(symbol, 0, 4)?)?;
             if number(symbol, 6, 2)? != u64::from(UNDEFINED) {
@@ -138,12 +142,13 @@ fn version_needs(entries: &[u8], texts: &[u8], needs: &mut Needs) -> io::Result<
     }
 }
 
-fn part(file: &File, offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
+fn part(file: &mut (impl Read + Seek), offset: u64, bytes: u64) -> io::Result<Vec<u8>> {
     if bytes > LONGEST {
         return Err(damaged("a section that is too long"));
     }
     let mut content = vec![0; index(bytes)?];
-    file.read_exact_at(&mut content, offset)?;
+    file.seek(SeekFrom::Start(offset))?;
+    file.read_exact(&mut content)?;
     Ok(content)
 }
 

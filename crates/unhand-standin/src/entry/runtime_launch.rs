@@ -131,7 +131,7 @@ entries! { runtime:
         // What the compiler made of a kernel is in its binary, which nobody reads here. Libraries size their
         // temporaries by the versions.
         let profile = config().profile;
-        let version = profile.capability.0 * 10 + profile.capability.1;
+        let version = profile.binary_version();
         attributes.set(FunctionAttributes {
             max_threads: 1024,
             n_registers: 32,

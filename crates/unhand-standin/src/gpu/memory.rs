@@ -23,6 +23,8 @@ const MOST_PER_DEVICE: u64 = 16 << 40;
 pub(crate) struct DeviceMemory {
     pub(crate) arena: Arena,
     pub(crate) memory_bytes: u64,
+    /// What is given out before anything is refused.
+    capacity_bytes: u64,
     /// What the context takes, once there is one.
     context_bytes: u64,
     has_context: bool,
@@ -69,6 +71,7 @@ impl DeviceMemory {
         Some(DeviceMemory {
             arena,
             memory_bytes,
+            capacity_bytes: memory_bytes,
             context_bytes: context_bytes.min(memory_bytes),
             has_context: false,
             used_bytes: 0,
@@ -79,6 +82,11 @@ impl DeviceMemory {
             reservations: BTreeMap::new(),
             mappings: BTreeMap::new(),
         })
+    }
+
+    /// The same device, which refuses at another point than the one it states.
+    pub(crate) fn giving_out(self, capacity_bytes: u64) -> DeviceMemory {
+        DeviceMemory { capacity_bytes, ..self }
     }
 
     /// Something needs the device's context: it is made if there is none, and stays.
@@ -93,8 +101,12 @@ impl DeviceMemory {
 
     /// What nobody holds.
     pub(crate) fn free_bytes(&self) -> u64 {
+        self.left_of(self.memory_bytes)
+    }
+
+    fn left_of(&self, bytes: u64) -> u64 {
         let context_bytes = if self.has_context { self.context_bytes } else { 0 };
-        self.memory_bytes.saturating_sub(context_bytes).saturating_sub(self.used_bytes)
+        bytes.saturating_sub(context_bytes).saturating_sub(self.used_bytes)
     }
 
     /// What this process holds, its context counted.
@@ -110,7 +122,7 @@ impl DeviceMemory {
     /// Counts memory as used, or refuses.
     pub(crate) fn charge(&mut self, bytes: u64) -> Outcome {
         self.enter();
-        if bytes > self.free_bytes() {
+        if bytes > self.left_of(self.capacity_bytes) {
             return Err(Code::OUT_OF_MEMORY);
         }
         self.used_bytes += bytes;

@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use unhand_standin::{Plan, inspect, plan, prepare};
+
 /// An installation of PyTorch beside the light packages.
 pub(crate) struct Bench {
     torch: PathBuf,
@@ -43,20 +45,19 @@ pub(crate) fn bench(release: &str) -> Option<Bench> {
 }
 
 impl Bench {
-    /// The launcher with a command after it.
+    /// A command that runs on the stand-in.
     pub(crate) fn command(&self, words: &[&str], environment: &[(&str, &str)]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_standin-run"));
+        let prepared =
+            prepare(&self.plan(), &std::env::temp_dir().join("unhand-standin-tests")).expect("written");
+        let mut command = Command::new("python3");
         let path = std::env::join_paths([&self.torch, &self.packages]).expect("paths without a colon");
         command
-            .arg("--torch")
-            .arg(self.torch.join("torch"))
-            .arg("--")
-            .arg("python3")
             .args(words)
             .env("PYTHONPATH", path)
             .env("PYTHONDONTWRITEBYTECODE", "1")
             .env_remove("PYTORCH_CUDA_ALLOC_CONF")
             .env_remove("FRACTION_GB")
+            .envs(prepared.environment)
             .envs(environment.iter().copied());
         command
     }
@@ -64,18 +65,12 @@ impl Bench {
     /// Runs a command to its end.
     pub(crate) fn run(&self, words: &[&str], environment: &[(&str, &str)]) -> Output {
         let _turn = turn();
-        self.command(words, environment).output().expect("the launcher runs")
+        self.command(words, environment).output().expect("python3 runs")
     }
 
-    /// The launcher's own check of what this release needs.
-    pub(crate) fn check(&self) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_standin-run"));
-        command
-            .arg("--check")
-            .arg("--torch")
-            .arg(self.torch.join("torch"))
-            .output()
-            .expect("the launcher runs")
+    /// What this release needs, compared with what there is.
+    pub(crate) fn plan(&self) -> Plan {
+        plan(&inspect(&self.torch.join("torch")).expect("a CUDA build")).expect("Linux on x86-64")
     }
 }
 
