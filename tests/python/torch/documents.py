@@ -25,7 +25,7 @@ from unhand import _survivors, _verdict
 
 SHOWN_RELEASE = "2.11"
 GUIDES = ("report", "holders", "free", "scope", "install", "batches", "watch", "out-of-memory", "pytest", "notebook",
-          "dry-run")
+          "dry-run", "integrations")
 COMMAND = re.compile(r"\$ ((?:python3|pytest|unhand dry-run) (?:.* )?(examples/\S+\.py).*)$")
 # How each program is started, and how it may end: some of the tests are meant to fail, and not everything fits.
 PROGRAMS = {

@@ -27,7 +27,8 @@ def allocated():
 
 def nothing_left():
     """What is allocated when everything of a check is gone."""
-    gc.collect()
+    while gc.collect():
+        pass
     torch._C._cuda_clearCublasWorkspaces()
     return allocated()
 

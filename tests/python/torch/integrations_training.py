@@ -41,7 +41,8 @@ def allocated():
 
 def nothing_left():
     """What is allocated when everything of a check is gone. Not with unhand.free(): here it looks at half a million objects."""
-    gc.collect()
+    while gc.collect():
+        pass
     torch._C._cuda_clearCublasWorkspaces()
     return allocated()
 
@@ -194,11 +195,11 @@ def check_an_accelerator():
         accelerator.backward(model(batch).square().mean())
         optimizer.step()
     del batch
-    reserved = torch.cuda.memory_reserved()
     mine = model
-    # Theirs sets names of its own to None: nothing has gone to the driver when it returns.
+    # Theirs sets names of its own to None: the model and the state are there when it returns.
     accelerate.utils.release_memory(model, optimizer)
-    assert torch.cuda.memory_reserved() == reserved and allocated() > floor + 12 * MIB
+    assert allocated() > floor + 12 * MIB
+    reserved = torch.cuda.memory_reserved()
     freed = of_accelerate.release(accelerator)
     assert allocated() == floor and freed.returned_bytes == reserved, freed
     assert (accelerator._models, accelerator._optimizers, accelerator._dataloaders) == ([], [], []) and mine is model
