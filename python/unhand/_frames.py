@@ -25,7 +25,8 @@ class Running:
 
 def is_ours(frame) -> bool:
     """Whether a frame runs code of this package."""
-    return os.path.dirname(os.path.abspath(frame.f_code.co_filename)) == HERE
+    folder = os.path.dirname(os.path.abspath(frame.f_code.co_filename))
+    return folder == HERE or folder.startswith(HERE + os.sep)
 
 
 def place(code, line) -> str:

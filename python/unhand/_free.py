@@ -6,7 +6,7 @@ import time
 import types
 from dataclasses import dataclass
 
-from unhand import _actions, _guard, _heap, _see
+from unhand import _actions, _allocator, _guard, _heap, _see
 from unhand._answer import Answer
 from unhand._holders import Holder, Holders
 from unhand._ladder import Ladder, ladders
@@ -101,7 +101,7 @@ def _change(before, after) -> str:
     return ", ".join(words)
 
 
-def free(*targets, shared=False, compile_caches=False, notebook_history=False, dry_run=False) -> Freed:
+def free(*targets, keep=(), shared=False, compile_caches=False, notebook_history=False, dry_run=False) -> Freed:
     """Give the GPU memory of the targets back to the driver, whoever still refers to them.
 
     A target is a tensor, a module, an optimizer, a container, or any object with tensors on it: parameters, buffers,
@@ -110,7 +110,8 @@ def free(*targets, shared=False, compile_caches=False, notebook_history=False, d
     that says the same), never a CUDA error. Give it new data through `tensor.data = …` to use it again.
 
     Memory that a tensor or a module outside of the targets shares is left alone and listed, unless `shared` is true.
-    So is memory that a captured CUDA graph may use: name the graph as well.
+    So is memory that a captured CUDA graph may use: name the graph as well. `keep` is an object, or a list of them, whose
+    memory stays although it belongs to the targets too: `free(trainer, keep=model)` gives back what else the trainer has.
 
     Without targets it frees only what nobody meant to keep: the locals in tracebacks of exceptions that are over, dead
     cycles, workspaces, caches. That is done with targets too. `compile_caches` also resets `torch.compile`.
@@ -121,8 +122,36 @@ def free(*targets, shared=False, compile_caches=False, notebook_history=False, d
     captured, TypeError for a target that cannot hold a tensor, and `Error` where there are targets and PyTorch is not
     imported, or is a release that cannot guard a freed tensor. docs/guides/free.md has the whole story.
     """
+    return run(
+        targets,
+        keep=keep,
+        shared=shared,
+        compile_caches=compile_caches,
+        notebook_history=notebook_history,
+        dry_run=dry_run,
+    )
+
+
+def run(
+    targets,
+    *,
+    keep=(),
+    without=(),
+    spare=None,
+    look=None,
+    shared=False,
+    compile_caches=False,
+    notebook_history=False,
+    dry_run=False,
+) -> Freed:
+    """The same, with two more ways to say what stays, and with a look at the heap afterwards.
+
+    What can be reached only through the objects `without` does not belong to the targets. `spare` tells of a view which of
+    its storages, by cdata, stay as if they had been named in `keep`. `look` gets the view that the answer is made of.
+    """
     started = time.perf_counter()
     targets = tuple(target for target in targets if target is not None)
+    keep = tuple(thing for thing in (keep if isinstance(keep, (list, tuple)) else [keep]) if thing is not None)
     with _turn:
         scene = _actions.scene()
         if scene.is_capturing:
@@ -137,13 +166,13 @@ def free(*targets, shared=False, compile_caches=False, notebook_history=False, d
             if compile_caches:
                 actions.append(_actions.compile_caches(scene))
             actions.append(_actions.synchronize(scene))
-        outcome = _release(targets, shared, dry_run, actions)
+        outcome = _release(targets, keep, without, spare, shared, dry_run, actions)
         if targets and notebook_history and not dry_run:
             actions.append(_actions.notebook_history(only_freed=True))
-        del targets
+        del targets, keep, without
         if not dry_run:
             actions += _let_go([ladder.device for ladder in before])
-        report = _see.report(limit=_KEPT)
+        report = _see.report_and(look, _allocator.devices(), _KEPT)
         after = before if dry_run else tuple(device.ladder for device in report.devices)
     return Freed(
         returned_bytes=sum(_difference(old, new, "device_used_bytes") for old, new in zip(before, after)),
@@ -187,7 +216,7 @@ class _Outcome:
     shared: tuple = ()
 
 
-def _release(targets, shared, dry_run, actions) -> _Outcome:
+def _release(targets, keep, without, spare, shared, dry_run, actions) -> _Outcome:
     torch = sys.modules.get("torch")
     if torch is None:
         if targets:
@@ -196,18 +225,22 @@ def _release(targets, shared, dry_run, actions) -> _Outcome:
     if targets and not _guard.is_available(torch):
         raise Error(f"torch {torch.__version__} cannot guard a freed tensor; delete the references that unhand.holders() names")
     with _see.looking:
-        view = _heap.View(targets, [targets])
+        view = _heap.View([*targets, *keep], [targets, keep, without])
         try:
             if not dry_run:
                 stored = _stored_tracebacks(view)
                 if stored:
                     view.close()
                     actions += [_actions.stored_tracebacks(stored), _actions.collect()]
-                    view = _heap.View(targets, [targets])
+                    view = _heap.View([*targets, *keep], [targets, keep, without])
             if not targets:
                 return _Outcome()
-            asked = Targets(view, targets)
-            found = asked.belongings(shared)
+            # A thing to keep may know the targets, as a callback knows its trainer, without their being part of it.
+            spared = Targets(view, keep, targets).storages() if keep else set()
+            if spare is not None:
+                spared |= spare(view)
+            asked = Targets(view, targets, without)
+            found = asked.belongings(shared, spared)
             n_bytes = _bytes_of(view, found.storages) + found.graph_bytes
             outcome = _Outcome(len(found.storages), n_bytes, _shared_holders(view, found))
             if not dry_run:

@@ -54,7 +54,7 @@ class Holder(Answer):
         """Plain values, with the names of the fields."""
         plain = {name: getattr(self, name) for name in self.__slots__}
         plain["paths"] = list(self.paths)
-        plain["parts"] = [{name: getattr(part, name) for name in part.__slots__} for part in self.parts]
+        plain["parts"] = parts_to_dict(self.parts)
         return plain
 
     def __str__(self):
@@ -62,10 +62,19 @@ class Holder(Answer):
         lines += [f"{'':30}also {path}" for path in self.paths[1:6]]
         if len(self.paths) > 6:
             lines.append(f"{'':30}and {len(self.paths) - 6} more")
-        for part in self.parts[:5]:
-            lines.append(f"{'':30}{format_bytes(part.bytes):>10}  {part.path or part.type}  ({_count(part)})")
+        lines += parts_lines(self.parts)
         lines.append(f"{'':30}{self.advice}")
         return "\n".join(lines)
+
+
+def parts_to_dict(parts) -> list[dict]:
+    """Parts as plain values, with the names of the fields."""
+    return [{name: getattr(part, name) for name in part.__slots__} for part in parts]
+
+
+def parts_lines(parts) -> list[str]:
+    """The largest parts as text, a line each, to stand below their holder."""
+    return [f"{'':30}{format_bytes(part.bytes):>10}  {part.path or part.type}  ({_count(part)})" for part in parts[:5]]
 
 
 def _count(holder) -> str:

@@ -4,6 +4,7 @@ A step is found out only when a path is shown. What cannot be found out is named
 """
 
 import functools
+import gc
 import inspect
 import types
 from collections import deque
@@ -136,9 +137,9 @@ def _names_of(owner, target, further):
             return ".f_back", "frame", 1
         if type(target) is dict and further is not None and _is_left_by_locals(owner, target):
             return f" local `{_key_of(target, further)}`", "frame", 2
-        return f" local `{_local_of(owner, target)}`", "frame", 1
+        return f" local `{_local_of(owner, owner, target)}`", "frame", 1
     if isinstance(owner, (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)):
-        return _of_generator(owner, target)
+        return _of_generator(owner, target, further)
     if isinstance(owner, BaseException):
         for name in ("__traceback__", "__context__", "__cause__"):
             if getattr(owner, name, None) is target:
@@ -241,7 +242,7 @@ def _of_cache(cache, target):
     return "[cached call]", "cache", 1
 
 
-def _of_generator(generator, target):
+def _of_generator(generator, target, further):
     if isinstance(generator, types.CoroutineType):
         frame, word = generator.cr_frame, "coroutine"
         waits_for = generator.cr_await
@@ -253,7 +254,11 @@ def _of_generator(generator, target):
         waits_for = generator.gi_yieldfrom
     if target is waits_for:
         return ".<waits for>", word, 1
-    return (f" local `{_local_of(frame, target)}`" if frame is not None else " local"), word, 1
+    if frame is None:
+        return " local", word, 1
+    if type(target) is dict and further is not None and _is_left_by_locals(frame, target):
+        return f" local `{_key_of(target, further)}`", word, 2
+    return f" local `{_local_of(generator, frame, target)}`", word, 1
 
 
 def _is_left_by_locals(frame, names) -> bool:
@@ -265,8 +270,12 @@ def _is_left_by_locals(frame, names) -> bool:
     return bool(names) and set(names) <= {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
 
 
-def _local_of(frame, value):
-    """The name of a local variable of a frame that does not run, by identity."""
+def _local_of(owner, frame, value):
+    """The name of a local variable of a frame that does not run, by identity. `owner` is the frame, or what it belongs to."""
+    for left in gc.get_referents(owner):
+        if type(left) is dict and _is_left_by_locals(frame, left):
+            # The frame's own word would bring this up to date, and let go of what only it keeps.
+            return _key_of(left, value) or "?"
     for name, found in _frames.local_values(frame):
         if found is value:
             return name

@@ -101,11 +101,18 @@ def report(device=None, *, limit=20) -> Report:
     wanted = _allocator.devices()
     if device is not None and wanted:
         wanted = [index for index in wanted if index == _blocks.device_index(device)]
+    return report_and(None, wanted, limit)
+
+
+def report_and(look, wanted, limit) -> Report:
+    """The report of some devices; `look` gets to see the same view, for another question about the same moment."""
     if not wanted:
         return Report(())
     with looking:
         view = _heap.View()
         try:
+            if look is not None:
+                look(view)
             return Report(tuple(_device_report(view, index, limit) for index in wanted))
         finally:
             view.close()

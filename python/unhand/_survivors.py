@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from unhand import _blocks, _heap, _kinds, _reach, _see
 from unhand._answer import Answer
-from unhand._holders import Holders
+from unhand._holders import Holders, Part, parts_lines, parts_to_dict
 from unhand._native import format_bytes
 
 EXCUSED = ("workspace", "pending", "cache")
-"""Kinds of what nobody keeps: libraries have it for their next call, or it is about to go."""
+"""Kinds of blocks without a Python object for which nobody is to blame: they are for a library's next call, or about to go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +36,13 @@ class Leak(Answer):
     """Whether the thread of the scope allocated it; None where that is not known, and another thread may have."""
     advice: str
     """What to do, in one sentence."""
+    parts: tuple[Part, ...] = ()
+    """What it consists of, the largest first, if more than one thing."""
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        return {name: getattr(self, name) for name in self.__slots__} | {"paths": list(self.paths)}
+        plain = {name: getattr(self, name) for name in self.__slots__}
+        return plain | {"paths": list(self.paths), "parts": parts_to_dict(self.parts)}
 
     def __str__(self):
         storages = "1 storage" if self.n_storages == 1 else f"{self.n_storages:,} storages"
@@ -48,6 +51,7 @@ class Leak(Answer):
         lines += [f"{'':30}also {path}" for path in self.paths[1:4]]
         if len(self.paths) > 4:
             lines.append(f"{'':30}and {len(self.paths) - 4} more")
+        lines += parts_lines(self.parts)
         if self.site:
             lines.append(f"{'':30}allocated at {self.site}")
         lines.append(f"{'':30}{self.advice}")
@@ -114,7 +118,7 @@ def _found(view, births, keep, storages, error, thread, limit) -> Found:
             if is_on_its_way and all(node in excused_nodes for node in nodes):
                 leak = _of_error(leak, error)
                 excused.append(leak)
-            elif leak.kind in EXCUSED:
+            elif leak.kind in EXCUSED and not nodes:
                 excused.append(leak)
             else:
                 leaks.append(leak)
@@ -186,6 +190,7 @@ def _leak(holder, blocks, births, thread) -> Leak:
         site=_site(blocks),
         in_thread=_in_thread(blocks, births, thread),
         advice=holder.advice,
+        parts=holder.parts,
     )
 
 

@@ -42,10 +42,12 @@ class Belongings:
 class Targets:
     """Asks a view what the targets own."""
 
-    def __init__(self, view: "_heap.View", targets):
+    def __init__(self, view: "_heap.View", targets, without=()):
         self.view, self.torch = view, view.torch
         self.starts = [self._node(target) for target in targets]
         self._closed = {*view.anchors, *view.graph_nodes, *view.base_ways, *view.instances_of(*_CLOSED)}
+        # What the targets use and do not own: nothing belongs to them because it can be reached from there.
+        self._closed |= {view.heap.node(thing) for thing in without} - {None, *self.starts}
         self._optimizers = set(view.instances_of(self.torch.optim.Optimizer))
         self._modules = set(view.instances_of(self.torch.nn.Module))
         self._graphs = set(view.instances_of(self.torch.cuda.CUDAGraph))
@@ -61,10 +63,22 @@ class Targets:
             raise TypeError(f"cannot free a {name}: name a tensor, a module, an optimizer, a container, or any object with tensors")
         return node
 
-    def belongings(self, shared) -> Belongings:
-        """The tensors of the targets, and what may be released of them; with `shared` all of it."""
+    def storages(self) -> set[int]:
+        """All storages of the targets, by cdata, whoever else needs them."""
+        inside = self._inside()
+        storages = {cdata for node, cdata in self.view.tensor_storages.items() if node in inside}
+        return storages | {cdata for _, cdata in self._bare_storages(inside)}
+
+    def belongings(self, shared, spared=frozenset()) -> Belongings:
+        """The tensors of the targets, and what may be released of them; with `shared` all of it.
+
+        The storages `spared` are left out, with every tensor over their memory and the graphs that hang on those.
+        """
         found = Belongings()
         inside = self._reached = self._inside()
+        if spared:
+            blocks = {self._block(cdata) for cdata in spared}
+            inside -= {node for node, cdata in self.view.tensor_storages.items() if self._block(cdata) in blocks}
         for node in inside:
             if node in self.view.tensor_storages:
                 found.tensors[node] = self.view.object(node)
@@ -75,7 +89,8 @@ class Targets:
         for node in found.tensors:
             of_storages.setdefault(self.view.tensor_storages[node], []).append(node)
         for node, cdata in self._bare_storages(inside):
-            of_storages.setdefault(cdata, [])
+            if cdata not in spared:
+                of_storages.setdefault(cdata, [])
         # By block and not by storage: what came through DLPack is another storage over the same memory.
         aliases: dict[int, list[int]] = {}
         blocks = {self._block(cdata) for cdata in of_storages}

@@ -89,6 +89,19 @@ def unwind(error, outer=None):
     return _clear(tracebacks, spared_frames)
 
 
+def clear_locals(error):
+    """Takes the locals of the failed calls from an exception that goes on, and from what it came from; returns how many.
+
+    The exception keeps its traceback with all lines, so it is shown as ever. Frames that run are left alone, and all are
+    while a debugger is open.
+    """
+    if debugger_is_open():
+        return 0
+    tracebacks = [one.__traceback__ for one in _chain(error) if one.__traceback__ is not None]
+    error = None  # noqa: F841
+    return _clear(tracebacks, set())
+
+
 def debugger_is_open():
     """Whether a debugger is looking at frames, live or dead, in any thread. They must stay as they are then."""
     for frame in sys._current_frames().values():

@@ -8,9 +8,9 @@ import tempfile
 from bench import main
 
 # Packages that many have beside unhand and that take seconds to import.
-HEAVY = ["torch", "numpy", "IPython", "transformers", "accelerate", "pytest", "pandas", "rich"]
+HEAVY = ["torch", "numpy", "IPython", "transformers", "accelerate", "lightning", "optuna", "pytest", "pandas", "rich"]
 # What the package needs to be there at once.
-STATEMENTS = ["import unhand", "import unhand._cli", "from unhand import _native"]
+STATEMENTS = ["import unhand", "import unhand._cli", "from unhand import _native", "import unhand.integrations"]
 
 
 def outcome_of(program, *path):

@@ -64,7 +64,10 @@ def run(scenario, no_unhand):
             if condition and not evaluate(name, condition):
                 skipped = f"only if `{condition}`"
                 break
-            set_up(scenario, name)
+            if which is after_the_usual_recipe and not no_unhand:
+                under_a_scope(scenario, name, watched)
+            else:
+                set_up(scenario, name)
             which(scenario, name, watched, no_unhand)
         except Failed as failed:
             failures.append(f"{which.__name__.replace('_', ' ')}: {failed}")
@@ -105,10 +108,28 @@ def set_up(scenario, name):
     exec(code, sys.modules[name].__dict__)
 
 
+def under_a_scope(scenario, name, watched):
+    """The scenario is a block under a scope, at the end of which the user deletes what came to mind: what stays is named."""
+    import unhand
+
+    why_not = scenario.value("scope", "")
+    with unhand.scope(scenario.title) as scope:
+        set_up(scenario, name)
+        for names in scenario.values("del"):
+            execute(name, f"del {names}")
+    result = scope.result
+    unnamed = [words for words in scenario.values("holder") if not any(matches(leak, words) for leak in result.survivors)]
+    if unnamed and not why_not:
+        raise Failed(f"the scope does not name `{unnamed[0]}`\n{result}")
+    if why_not and not unnamed:
+        raise Failed(f"the scope names what it is said not to: `{why_not}`\n{result}")
+
+
 def after_the_usual_recipe(scenario, name, watched, no_unhand):
     """The user has deleted what came to mind; the memory is still there; unhand says who has it; cutting it helps."""
-    for names in scenario.values("del"):
-        execute(name, f"del {names}")
+    if no_unhand:
+        for names in scenario.values("del"):
+            execute(name, f"del {names}")
     if scenario.value("gc") != "off":
         gc.collect()
     leaks(scenario, name, watched)
@@ -206,7 +227,8 @@ def gone(scenario, name, watched, freed):
 
 def matches(holder, words):
     """Whether all words are in one of its paths, what follows a path to a part of it included."""
-    paths = [*holder.paths, *(f"{holder.path} {part.path}" for part in holder.parts)]
+    parts = getattr(holder, "parts", ())
+    paths = [*holder.paths, *(f"{holder.path} {part.path}" for part in parts)]
     return any(all(word in path for word in words.split()) for path in paths)
 
 

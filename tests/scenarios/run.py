@@ -28,7 +28,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 TIMEOUT_S = 90
 KEYS = {
     "del", "holder", "kind", "bytes", "report", "leak", "gone", "cut", "free", "free-options", "kept", "raises",
-    "gc", "only", "cleanup",
+    "gc", "only", "cleanup", "scope",
 }
 
 

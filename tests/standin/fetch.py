@@ -28,6 +28,11 @@ MORE = {
     "pytest": ["pytest==9.2.0", "pytest-xdist==3.8.0"],
     # 100 MB on disk, most of it for completion and debugging, which the kernel loads lazily.
     "jupyter": ["ipython==9.18.1", "ipykernel==7.4.0", "nbclient==0.11.0", "nbformat==5.11.1"],
+    # Each names PyTorch among its dependencies, so what they need beside `packages` is listed: 25 MB to download.
+    "integrations": ["--no-deps", "accelerate==1.15.0", "psutil==7.2.2", "peft==0.21.2", "optuna==5.0.0", "colorlog==6.12.0",
+                     "lightning==2.6.6", "pytorch-lightning==2.6.6", "lightning-utilities==0.15.3", "torchmetrics==1.9.0",
+                     "diffusers==0.42.1", "importlib_metadata==10.2.0", "zipp==4.1.2", "pillow==13.0.0", "requests==2.34.2",
+                     "urllib3==2.8.0", "charset-normalizer==3.5.3"],
 }
 
 

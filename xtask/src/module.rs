@@ -15,9 +15,12 @@ const PLACE: &str = "python/unhand/_native.abi3.so";
 /// Builds and places the module; false if it does not compile.
 pub(crate) fn place(is_release: bool) -> Result<bool, Failure> {
     let mut command = Command::new(env!("CARGO"));
-    command.args(["build", "--quiet", "--package", PACKAGE, "--message-format=json-render-diagnostics"]);
+    command.args(["build", "--quiet", "--message-format=json-render-diagnostics"]);
     if is_release {
-        command.arg("--release");
+        command.args(["--release", "--package", PACKAGE]);
+    } else {
+        // With the features that the tests have built it with: for one package alone cargo would build all of it again.
+        command.arg("--workspace");
     }
     let output = command
         .current_dir(root())

@@ -3,7 +3,7 @@
 A line `...` in a document stands for any number of lines. What is shown comes from the release of PyTorch that the guides
 name; with another one the examples have to run, and print the same headings.
 """
-# packages: pytest jupyter
+# packages: pytest jupyter integrations
 
 import ast
 import dataclasses
@@ -20,11 +20,12 @@ sys.path.insert(0, os.path.join(HERE, "..", "..", "standin"))
 import torch
 from bench import main
 
-from unhand import _actions, _batch_size, _free, _holders, _kinds, _ladder, _recording, _scope_answer, _see, _survivors, _verdict
+from unhand import _actions, _batch_size, _floor, _free, _holders, _kinds, _ladder, _recording, _scope_answer, _see
+from unhand import _survivors, _verdict
 
 SHOWN_RELEASE = "2.11"
 GUIDES = ("report", "holders", "free", "scope", "install", "batches", "watch", "out-of-memory", "pytest", "notebook",
-          "dry-run")
+          "dry-run", "integrations")
 COMMAND = re.compile(r"\$ ((?:python3|pytest|unhand dry-run) (?:.* )?(examples/\S+\.py).*)$")
 # How each program is started, and how it may end: some of the tests are meant to fail, and not everything fits.
 PROGRAMS = {
@@ -134,6 +135,7 @@ def check_every_field_is_in_its_guide():
         "free": (_free.Freed, _actions.Action),
         "out-of-memory": (_recording.Recording, _recording.Failure, _recording.Line, _recording.Stuck, _batch_size.BatchSize),
         "scope": (_scope_answer.ScopeResult, _scope_answer.ScopeDevice, _scope_answer.ScopeNode, _survivors.Leak),
+        "integrations": (_floor.Landing,),
         "watch": (_verdict.Verdict, _verdict.Grower, _verdict.Forecast),
     }.items():
         text = guide(name)
@@ -160,7 +162,8 @@ def check_every_verdict_is_explained():
 def check_every_field_says_what_it_is():
     """Each field of an answer has a sentence after it."""
     silent = []
-    answers = (_see, _holders, _ladder, _free, _actions, _survivors, _scope_answer, _verdict, _recording, _batch_size)
+    answers = (_see, _holders, _ladder, _free, _actions, _survivors, _scope_answer, _verdict, _recording, _batch_size,
+               _floor)
     for module in answers:
         for node in ast.parse(read("python", "unhand", os.path.basename(module.__file__))).body:
             if not isinstance(node, ast.ClassDef) or node.name.startswith("_") or not ast.get_docstring(node):
