@@ -25,8 +25,9 @@ import unhand
 from unhand import _accumulate, _oom, _fitting
 
 MIB = 1 << 20
-# On a larger device, all of what these tests may have: see the setting above.
-WHOLE = min(1.0, 4096 * MIB / torch.cuda.get_device_properties(0).total_memory)
+TOTAL_BYTES = torch.cuda.get_device_properties(0).total_memory
+# What these tests may have: on a larger device as much as on the one above, less its context.
+WHOLE = 1.0 if TOTAL_BYTES <= 4096 * MIB else 3570 * MIB / TOTAL_BYTES
 
 
 def prop(**drawn):
@@ -410,10 +411,13 @@ def check_errors_of_pytorch():
     ambiguous = RuntimeError("cuDNN error: CUDNN_STATUS_NOT_INITIALIZED")
     perhaps = RuntimeError("NCCL error, ncclUnhandledCudaError: Call to CUDA function failed.")
     assert not unhand.is_out_of_memory(ambiguous) and not unhand.is_out_of_memory(perhaps)
+    # The driver decides, so all of the device is taken.
+    torch.cuda.set_per_process_memory_fraction(1.0)
     ballast = empty(torch.cuda.mem_get_info()[0] - 64 * MIB)
     assert unhand.is_out_of_memory(ambiguous) and unhand.is_out_of_memory(perhaps)
     del ballast
     torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(WHOLE)
 
 
 def check_rows_of_tensors():
@@ -548,7 +552,7 @@ def check_prefetch_when_memory_runs_out():
     gc.collect()
     torch.cuda.empty_cache()
     # Room for seven batches.
-    torch.cuda.set_per_process_memory_fraction(WHOLE * 128 / 4096)
+    torch.cuda.set_per_process_memory_fraction(128 * MIB / TOTAL_BYTES)
 
     def source(n):
         return (torch.full((16 * MIB,), index, dtype=torch.uint8) for index in range(n))
