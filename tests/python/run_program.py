@@ -44,6 +44,9 @@ if __name__ == "__main__" and what == "spawn":
     import multiprocessing
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         print(pool.map(work, [1, 2]))
+        # Ended by themselves: what a child prints is lost when it is stopped.
+        pool.close()
+        pool.join()
 if what == "interrupt":
     import time
     print("ready", flush=True)
@@ -135,8 +138,7 @@ def check_an_interrupt_ends_it_as_it_ends_python():
             process = subprocess.Popen(
                 [sys.executable, *before, "job.py", "interrupt"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
             )
-            while process.stdout.readline() != "ready\n":
-                pass
+            assert "ready\n" in iter(process.stdout.readline, ""), process.communicate()
             time.sleep(0.1)
             process.send_signal(signal.SIGINT)
             _, err = process.communicate(timeout=60)
