@@ -8,6 +8,7 @@ mod arguments;
 mod diff;
 mod doctor;
 mod dry_run;
+mod exec;
 mod explain;
 mod export;
 mod failure;

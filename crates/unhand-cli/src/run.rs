@@ -7,6 +7,7 @@ use std::process::Command;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
+use crate::exec;
 use crate::failure::{Failure, Outcome};
 
 /// The interpreter when the command is not inside one.
@@ -115,24 +116,8 @@ pub(crate) fn run(arguments: &Arguments, python: Option<&Path>) -> Result<Outcom
     }
     let mut command = Command::new(DEFAULT_PYTHON);
     command.args(["-m", "unhand"]).args(std::env::args_os().skip(1));
-    let error = replace(&mut command);
+    let error = exec::replace(&mut command);
     Err(Failure::bad_input(format!("cannot start: `{DEFAULT_PYTHON}`"))
         .because(&error)
         .hint("`unhand run` needs Python with the package: `pip install unhand`"))
-}
-
-/// This process becomes the command, so that signals and the exit code are the command's.
-#[cfg(unix)]
-fn replace(command: &mut Command) -> std::io::Error {
-    use std::os::unix::process::CommandExt;
-
-    command.exec()
-}
-
-#[cfg(not(unix))]
-fn replace(command: &mut Command) -> std::io::Error {
-    match command.status() {
-        Ok(status) => std::process::exit(status.code().unwrap_or(1)),
-        Err(error) => error,
-    }
 }

@@ -10,6 +10,7 @@ use clap::Args;
 use unhand_analyze::Bytes;
 use unhand_standin::{Error, PROFILES, Profile, config};
 
+use crate::exec;
 use crate::failure::{Failure, Outcome};
 use crate::printer::Printer;
 
@@ -92,20 +93,8 @@ pub(crate) fn run(
     let mut command = Command::new(program);
     command.args(&arguments.command[1..]).envs(environment);
     printer.finish()?;
-    Err(replace(&mut command, program))
-}
-
-/// Puts the command in the place of this process, so that signals and exit codes need no passing on.
-#[cfg(unix)]
-fn replace(command: &mut Command, program: &OsStr) -> Failure {
-    use std::os::unix::process::CommandExt;
-    let error = command.exec();
-    Failure::bad_use(format!("cannot run `{}`", program.display())).because(&error)
-}
-
-#[cfg(not(unix))]
-fn replace(_: &mut Command, _: &OsStr) -> Failure {
-    refusal(&Error::Platform)
+    let error = exec::replace(&mut command);
+    Err(Failure::bad_use(format!("cannot run `{}`", program.display())).because(&error))
 }
 
 fn check(machine: &Machine, python: &OsStr, printer: &mut Printer) -> Result<Outcome, Failure> {
