@@ -2,7 +2,6 @@
 
 # packages: integrations
 
-import gc
 import os
 import sys
 import warnings
@@ -13,24 +12,13 @@ warnings.simplefilter("ignore")
 
 import diffusers
 import torch
+from _integrations import allocated, nothing_left
 from bench import main, raises
 
 import unhand
 from unhand.integrations import diffusers as of_diffusers
 
 diffusers.utils.logging.set_verbosity_error()
-
-
-def allocated():
-    return torch.cuda.memory_allocated()
-
-
-def nothing_left():
-    """What is allocated when everything of a check is gone."""
-    while gc.collect():
-        pass
-    torch._C._cuda_clearCublasWorkspaces()
-    return allocated()
 
 
 def transformer():

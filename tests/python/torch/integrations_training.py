@@ -2,8 +2,6 @@
 
 # packages: integrations
 
-import gc
-import logging
 import os
 import sys
 import tempfile
@@ -18,6 +16,7 @@ import optuna
 import peft
 import torch
 import transformers
+from _integrations import MIB, Warned, allocated, big, nothing_left
 from bench import main, raises
 from torch import nn
 
@@ -26,40 +25,8 @@ from unhand.integrations import accelerate as of_accelerate
 from unhand.integrations import peft as of_peft
 from unhand.integrations import transformers as of_transformers
 
-MIB = 1 << 20
 transformers.logging.set_verbosity_error()
 optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-def big(mib=4):
-    return torch.zeros(mib * MIB // 4, device="cuda")
-
-
-def allocated():
-    return torch.cuda.memory_allocated()
-
-
-def nothing_left():
-    """What is allocated when everything of a check is gone. Not with unhand.free(): here it looks at half a million objects."""
-    while gc.collect():
-        pass
-    torch._C._cuda_clearCublasWorkspaces()
-    return allocated()
-
-
-class Warned(logging.Handler):
-    """What the integrations say."""
-
-    def __enter__(self):
-        self.texts = []
-        logging.getLogger("unhand").addHandler(self)
-        return self
-
-    def __exit__(self, *_):
-        logging.getLogger("unhand").removeHandler(self)
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
 
 
 class Data(torch.utils.data.Dataset):

@@ -2,7 +2,6 @@
 
 # packages: integrations
 
-import gc
 import logging
 import os
 import subprocess
@@ -15,45 +14,14 @@ warnings.simplefilter("ignore")
 
 import optuna
 import torch
+from _integrations import MIB, Warned, allocated, big, nothing_left
 from bench import main, raises
 from torch import nn
 
 import unhand
 from unhand.integrations import optuna as of_optuna
 
-MIB = 1 << 20
 optuna.logging.set_verbosity(optuna.logging.ERROR)
-
-
-def big(mib=4):
-    return torch.zeros(mib * MIB // 4, device="cuda")
-
-
-def allocated():
-    return torch.cuda.memory_allocated()
-
-
-def nothing_left():
-    """What is allocated when everything of a check is gone."""
-    while gc.collect():
-        pass
-    torch._C._cuda_clearCublasWorkspaces()
-    return allocated()
-
-
-class Warned(logging.Handler):
-    """What the integrations say."""
-
-    def __enter__(self):
-        self.texts = []
-        logging.getLogger("unhand").addHandler(self)
-        return self
-
-    def __exit__(self, *_):
-        logging.getLogger("unhand").removeHandler(self)
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
 
 
 CACHE = []

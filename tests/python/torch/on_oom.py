@@ -19,7 +19,7 @@ from bench import main, raises
 from torch import nn
 
 import unhand
-from unhand import _batch_size, _native, _on_oom, _page
+from unhand import _batch_size, _on_oom
 
 GIB = 1 << 30
 FILES = ["report.json", "report.txt", "snapshot.pickle"]
