@@ -163,8 +163,9 @@ def with_environment(call, **values):
         # `--torch FOLDER -- COMMAND`, as the stand-in's.
         launcher.write_text('#!/bin/sh\necho "$2" >&2\nshift 3\nexec "$@"\n', encoding="utf-8")
         launcher.chmod(0o755)
-        for name in ("LD_PRELOAD", "UNHAND_STANDIN_CUDA", "UNHAND_STANDIN_RUN", "UNHAND_PYTEST_STANDIN"):
-            os.environ.pop(name, None)
+        for name in before:
+            if name.startswith("UNHAND_STANDIN_") or name in ("LD_PRELOAD", "UNHAND_PYTEST_STANDIN"):
+                del os.environ[name]
         os.environ.update({name: value.format(folder=folder) for name, value in values.items()})
         sys.path.insert(0, folder)
         try:
