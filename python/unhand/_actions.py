@@ -9,6 +9,7 @@ import sys
 from dataclasses import dataclass
 
 from unhand import _allocator, _native, _notebook, _tracebacks
+from unhand._answer import fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class Action:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return fields(self)
 
     def __str__(self):
         words = [self.name.replace("_", " ")]

@@ -93,12 +93,17 @@ class Snapshot:
         return {tuple(raw.get("segment_pool_id", DEFAULT_POOL)) for raw in self._segments}
 
 
-def devices():
-    """The devices on which this process has a context; none if it has not started CUDA through PyTorch."""
-    torch = started_torch()
+def devices(wanted=None, torch=None):
+    """The devices on which this process has a context, of those wanted; none if it has not started CUDA through PyTorch.
+
+    `torch` is `started_torch()`, of callers that have asked already.
+    """
+    torch = torch or started_torch()
     if torch is None:
         return []
-    return [device for device in range(torch.cuda.device_count()) if has_context(device)]
+    asked = getattr(torch._C, "_cuda_hasPrimaryContext", has_context)
+    there = [device for device in range(torch.cuda.device_count()) if asked(device)]
+    return there if wanted is None else [device for device in there if device in wanted]
 
 
 def has_context(device):

@@ -1,6 +1,11 @@
 """What all answers have in common: a notebook and IPython's prompt show them as their text, and not as their fields."""
 
 
+def fields(answer) -> dict:
+    """The values of a dataclass with slots, by the names of its fields: where `to_dict()` begins."""
+    return {name: getattr(answer, name) for name in answer.__slots__}
+
+
 class Answer:
     """The base of the answers. `str()` is the text, `_repr_html_` what a notebook shows, `to_dict()` the plain values."""
 

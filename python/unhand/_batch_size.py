@@ -7,6 +7,7 @@ flattened together. Parameters, gradients and the state of optimizers have not; 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from unhand._answer import fields
 from unhand._native import format_bytes
 
 # Of several sizes that explain the activations about as well, the largest is the batch: the others divide it.
@@ -50,7 +51,7 @@ class BatchSize:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return fields(self)
 
     def __str__(self):
         if self.fits is None:

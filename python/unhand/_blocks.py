@@ -151,3 +151,13 @@ def site_of(block) -> str | None:
     outside = [frame for frame in python if f"{os.sep}torch{os.sep}" not in frame["filename"]]
     frame = next(iter(outside or python or block.frames))
     return f"{os.path.basename(frame['filename'])}:{frame['line']} {frame['name']}()"
+
+
+def main_site(blocks) -> str | None:
+    """The line that allocated most of the bytes of some blocks; None where no stacks are recorded."""
+    sizes = collections.Counter()
+    for block in blocks:
+        place = site_of(block)
+        if place is not None:
+            sizes[place] += block.bytes
+    return max(sizes, key=sizes.__getitem__) if sizes else None

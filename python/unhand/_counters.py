@@ -81,6 +81,13 @@ def read(device, torch=None):
         return None
 
 
+def read_all(devices=None, torch=None) -> dict[int, Counters]:
+    """The counters of some devices, or of all with a context, as far as they have any."""
+    torch = torch or _allocator.started_torch()
+    found = {device: read(device, torch) for device in _allocator.devices(devices, torch)}
+    return {device: figures for device, figures in found.items() if figures is not None}
+
+
 def were_reset(before, after) -> bool:
     """Whether somebody reset the sums between two readings (`torch.cuda.reset_accumulated_memory_stats`).
 

@@ -8,7 +8,7 @@ import bisect
 from dataclasses import dataclass, field
 
 from unhand import _allocator, _counters, _free, _heap, _see, _storages
-from unhand._answer import Answer
+from unhand._answer import Answer, fields
 from unhand._free import Freed
 from unhand._holders import Holder
 from unhand._native import format_bytes
@@ -38,7 +38,7 @@ class Landing(Answer):
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields, and the version of their layout."""
-        plain = {"schema_version": 1, **{name: getattr(self, name) for name in self.__slots__}}
+        plain = {"schema_version": 1, **fields(self)}
         plain["left"] = [holder.to_dict() for holder in self.left]
         plain["freed"] = self.freed.to_dict()
         del plain["freed"]["schema_version"]
@@ -101,8 +101,7 @@ def floor() -> Floor:
 
 def allocated() -> int:
     """Allocated bytes, over all devices on which this process has a context."""
-    figures = [_counters.read(device) for device in _allocator.devices()]
-    return sum(each.allocated_bytes for each in figures if each is not None)
+    return sum(figures.allocated_bytes for figures in _counters.read_all().values())
 
 
 def release(*targets, keep=(), without=()) -> Freed:

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from unhand import _births, _counters, _survivors
-from unhand._answer import Answer
+from unhand._answer import Answer, fields
 from unhand._native import format_bytes
 from unhand._survivors import Leak
 
@@ -88,8 +88,8 @@ class Footer(Answer):
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields, and the version of their layout."""
-        plain = {"schema_version": 1, **{name: getattr(self, name) for name in self.__slots__}}
-        plain["devices"] = [{name: getattr(device, name) for name in device.__slots__} for device in self.devices]
+        plain = {"schema_version": 1, **fields(self)}
+        plain["devices"] = [fields(device) for device in self.devices]
         for name in ("defined", "added", "left"):
             plain[name] = [holder.to_dict() for holder in plain[name]]
         return plain
@@ -222,7 +222,7 @@ def footer(mark, namespace, error=None, skip=()) -> Footer:
     """
     seconds = time.perf_counter() - mark.started
     try:
-        after = _births.counters()
+        after = _counters.read_all()
         devices = tuple(_device(mark.births.before.get(device), figures) for device, figures in after.items())
         born = _births.survivors(mark.births) if any(device.n_allocations != 0 for device in devices) else None
     finally:

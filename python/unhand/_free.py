@@ -7,7 +7,7 @@ import types
 from dataclasses import dataclass
 
 from unhand import _actions, _allocator, _guard, _heap, _see
-from unhand._answer import Answer
+from unhand._answer import Answer, fields
 from unhand._holders import Holder, Holders
 from unhand._ladder import Ladder, ladders
 from unhand._native import format_bytes
@@ -50,7 +50,7 @@ class Freed(Answer):
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields, and the version of their layout."""
-        plain = {"schema_version": 1, **{name: getattr(self, name) for name in self.__slots__}}
+        plain = {"schema_version": 1, **fields(self)}
         for name in ("shared", "kept", "before", "after", "actions"):
             plain[name] = [item.to_dict() for item in getattr(self, name)]
         return plain

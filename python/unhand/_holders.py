@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from unhand import _frames, _heap, _kinds, _names
-from unhand._answer import Answer
+from unhand._answer import Answer, fields
 from unhand._native import format_bytes
 
 _SAMPLES = 6
@@ -52,7 +52,7 @@ class Holder(Answer):
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain = fields(self)
         plain["paths"] = list(self.paths)
         plain["parts"] = parts_to_dict(self.parts)
         return plain
@@ -69,7 +69,7 @@ class Holder(Answer):
 
 def parts_to_dict(parts) -> list[dict]:
     """Parts as plain values, with the names of the fields."""
-    return [{name: getattr(part, name) for name in part.__slots__} for part in parts]
+    return [fields(part) for part in parts]
 
 
 def parts_lines(parts) -> list[str]:

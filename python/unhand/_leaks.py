@@ -193,7 +193,7 @@ def _growers_of(view, makers, holding, device, n_steps, limit, n_entries) -> lis
     grower = _grower(
         holder,
         n_steps,
-        site=_site([view.object(node) for node in holding[2]]),
+        site=_blocks.main_site([view.object(node) for node in holding[2]]),
         limit=limit,
         n_entries=n_entries,
     )
@@ -228,16 +228,6 @@ def _grower(holder, n_steps, site=None, limit=None, n_entries=None) -> Grower:
         is_replaced=False,
         advice=advice_for(holder.kind, holder.advice),
     )
-
-
-def _site(blocks) -> str | None:
-    """The line that allocated most of these bytes, where stacks are recorded."""
-    sizes = collections.Counter()
-    for block in blocks:
-        place = _blocks.site_of(block)
-        if place is not None:
-            sizes[place] += block.bytes
-    return max(sizes, key=sizes.__getitem__) if sizes else None
 
 
 def _limit_of(view, holding) -> tuple[int | None, int | None]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from unhand import _allocator, _pytest_leaks, _pytest_peaks, _pytest_summary, _sizes
+from unhand import _allocator, _counters, _pytest_leaks, _pytest_peaks, _pytest_summary, _sizes
 from unhand._native import format_bytes
 
 KINDS = ("allocated", "reserved")
@@ -239,11 +239,11 @@ class GpuMemory:
 
     def __init__(self, test):
         self._test = test
-        self._before = _pytest_peaks.counters()
+        self._before = _counters.read_all()
 
     def counters(self, device=None):
         """The counters of PyTorch's allocator now; None where CUDA has not been started on the device."""
-        return _pytest_peaks.counters().get(_index(device))
+        return _counters.read_all().get(_index(device))
 
     def grown_bytes(self, device=None) -> int:
         """How much more is allocated than when the test asked for this fixture; less than 0 if it is less."""

@@ -6,7 +6,8 @@ import sys
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from unhand import _allocator, _blocks, _counters, _heap, _kinds, _see
+from unhand import _allocator, _blocks, _counters, _heap, _kinds, _see, _tracebacks
+from unhand._answer import fields
 from unhand._holders import Holders
 from unhand._native import format_bytes
 
@@ -56,8 +57,8 @@ class Leak:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        plain["survivors"] = [{name: getattr(one, name) for name in one.__slots__} for one in self.survivors]
+        plain = fields(self)
+        plain["survivors"] = [fields(one) for one in self.survivors]
         return plain
 
     def __str__(self):
@@ -226,8 +227,7 @@ def _in_words_of_pytest(path) -> str:
 
 
 def _allocated() -> dict[int, int]:
-    found = {device: _counters.read(device) for device in _allocator.devices()}
-    return {device: figures.allocated_bytes for device, figures in found.items() if figures is not None}
+    return {device: figures.allocated_bytes for device, figures in _counters.read_all().items()}
 
 
 def live_blocks() -> dict[int, dict[int, int]]:
@@ -250,7 +250,7 @@ def live_blocks() -> dict[int, dict[int, int]]:
 
 def forget_last_error():
     """What pytest does at the beginning of the next test: the traceback of the last failure goes, and its locals."""
-    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+    for name in _tracebacks.LAST:
         if hasattr(sys, name):
             delattr(sys, name)
     gc.collect()

@@ -14,6 +14,7 @@ import types
 from dataclasses import dataclass
 
 from unhand import _allocator, _blocks, _counters, _native
+from unhand._answer import fields
 
 # Of events, three for a block that comes and goes. An entry with its stack takes a few hundred bytes.
 _MAX_ENTRIES = 600_000
@@ -35,7 +36,7 @@ class PeakSite:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class DevicePeak:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain = fields(self)
         plain["sites"] = [site.to_dict() for site in self.sites]
         return plain
 
@@ -118,7 +119,7 @@ class Recording:
         return self._peaks(torch, is_enough) if torch is not None else ()
 
     def _peaks(self, torch, is_enough):
-        after = counters()
+        after = _counters.read_all()
         peaks = tuple(self._by_counters(device, figures) for device, figures in after.items())
         if not self._is_ours or all(peak.n_allocations == 0 or is_enough(peak) for peak in peaks):
             return peaks
@@ -130,7 +131,7 @@ class Recording:
         if not self._is_open:
             # The stretch was over before CUDA was started.
             return
-        self.before = counters()
+        self.before = _counters.read_all()
         self._begins = dict(self.before)
         for name in ("_cuda_resetPeakMemoryStats", "_accelerator_resetPeakStats"):
             original = getattr(torch._C, name, None)
@@ -150,14 +151,14 @@ class Recording:
 
     def _noticing(self, reset):
         def noticed(device, *more):
-            figures = counters().get(device)
+            figures = _counters.read_all((device,)).get(device)
             if figures is None:
                 return reset(device, *more)
             try:
                 return reset(device, *more)
             finally:
                 self._parts.setdefault(device, []).append((self._begins.get(device), figures))
-                self._begins[device] = counters()[device]
+                self._begins[device] = _counters.read_all((device,))[device]
 
         return noticed
 
@@ -236,12 +237,6 @@ def _peak_of_parts(parts, name, there) -> tuple[int | None, int | None]:
         return None, None
     at_most = max([known, *bounds])
     return (known - there if at_most == known else None), at_most - there
-
-
-def counters() -> dict[int, "_counters.Counters"]:
-    """The counters of all devices with a context, as far as they have any."""
-    found = {device: _counters.read(device) for device in _allocator.devices()}
-    return {device: figures for device, figures in found.items() if figures is not None}
 
 
 def _look(torch):

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 
 from unhand import _allocator, _autograd, _batch_size, _frames, _heap, _native, _see
+from unhand._answer import fields
 from unhand._batch_size import BatchSize
 from unhand._holders import Holder, Holders
 from unhand._ladder import Ladder, ladder
@@ -63,7 +64,7 @@ class Line:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ class Stuck:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +140,8 @@ class Recording:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields, and the version of their layout."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
-        plain["failure"] = {name: getattr(self.failure, name) for name in Failure.__slots__}
+        plain = fields(self)
+        plain["failure"] = fields(self.failure)
         plain["ladder"] = self.ladder.to_dict() if self.ladder is not None else None
         for name in ("stack", "holders", "stuck"):
             plain[name] = [item.to_dict() for item in plain[name]]

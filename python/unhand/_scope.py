@@ -64,23 +64,22 @@ class Scope:
         return self
 
     def __exit__(self, kind, error, traceback):
-        run = self._innermost()
-        if run is None:
-            raise RuntimeError(f"scope `{self.name}` is not open")
-        self._runs.remove(run)
-        run.close(error=error, frame=sys._getframe(1))
+        self._leave(error, sys._getframe(1))
         return False
 
     async def __aenter__(self):
         return self.__enter__()
 
     async def __aexit__(self, kind, error, traceback):
+        self._leave(error, sys._getframe(1))
+        return False
+
+    def _leave(self, error, frame):
         run = self._innermost()
         if run is None:
             raise RuntimeError(f"scope `{self.name}` is not open")
         self._runs.remove(run)
-        run.close(error=error, frame=sys._getframe(1))
-        return False
+        run.close(error=error, frame=frame)
 
     def __call__(self, function):
         """Decorate a function: each call is a scope. Of generators and coroutines, what they do themselves is."""
@@ -308,7 +307,7 @@ class Run:
         """The code of the scope runs again, here."""
         self.before = _innermost()
         self.threads.add(threading.get_ident())
-        for index, now in _births.counters(self.mark.devices).items():
+        for index, now in _counters.read_all(self.mark.devices).items():
             if index in self.figures:
                 self.figures[index].start = now
             else:
@@ -336,7 +335,7 @@ class Run:
                         theirs.append(figures.spans[-1])
 
     def _read(self):
-        for index, now in _births.counters(self.mark.devices).items():
+        for index, now in _counters.read_all(self.mark.devices).items():
             figures = self.figures.get(index)
             if figures is None:
                 # Its context was made inside: there was nothing before.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from unhand._answer import Answer
+from unhand._answer import Answer, fields
 from unhand._free import Freed
 from unhand._survivors import Leak
 from unhand._native import format_bytes
@@ -39,7 +39,7 @@ class ScopeDevice:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class ScopeNode:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain = fields(self)
         plain["children"] = [child.to_dict() for child in self.children]
         return plain
 
@@ -130,7 +130,7 @@ class ScopeResult(Answer):
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields, and the version of their layout."""
-        plain = {"schema_version": 1, **{name: getattr(self, name) for name in self.__slots__}}
+        plain = {"schema_version": 1, **fields(self)}
         for name in ("survivors", "excused", "devices"):
             plain[name] = [item.to_dict() for item in getattr(self, name)]
         plain["tree"] = self.tree.to_dict()

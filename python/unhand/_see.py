@@ -4,7 +4,7 @@ import threading
 from dataclasses import dataclass
 
 from unhand import _allocator, _blocks, _heap, _kinds
-from unhand._answer import Answer
+from unhand._answer import Answer, fields
 from unhand._holders import Holder, Holders, to_name
 from unhand._native import format_bytes
 from unhand._ladder import Ladder, ladder
@@ -34,10 +34,10 @@ class DeviceReport(Answer):
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain = fields(self)
         plain["ladder"] = self.ladder.to_dict()
         plain["holders"] = [holder.to_dict() for holder in self.holders]
-        plain["unattributed"] = [{name: getattr(site, name) for name in site.__slots__} for site in self.unattributed]
+        plain["unattributed"] = [fields(site) for site in self.unattributed]
         return plain
 
     def __str__(self):

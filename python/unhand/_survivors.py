@@ -4,7 +4,7 @@ import sys
 from dataclasses import dataclass
 
 from unhand import _blocks, _heap, _kinds, _reach, _see
-from unhand._answer import Answer
+from unhand._answer import Answer, fields
 from unhand._holders import Holders, Part, parts_lines, parts_to_dict
 from unhand._native import format_bytes
 
@@ -41,7 +41,7 @@ class Leak(Answer):
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain = fields(self)
         return plain | {"paths": list(self.paths), "parts": parts_to_dict(self.parts)}
 
     def __str__(self):
@@ -102,7 +102,7 @@ def unnamed(births) -> Found:
         n_bytes = sum(block.bytes for block in blocks)
         path = "not looked at this time"
         advice = "unhand.report() names all holders."
-        leaks.append(Leak(path, (path,), "unnamed", "", n_bytes, len(blocks), device, _site(blocks), None, advice))
+        leaks.append(Leak(path, (path,), "unnamed", "", n_bytes, len(blocks), device, _blocks.main_site(blocks), None, advice))
     return Found(tuple(leaks))
 
 
@@ -187,7 +187,7 @@ def _leak(holder, blocks, births, thread) -> Leak:
         bytes=sum(block.bytes for block in blocks),
         n_storages=len(blocks),
         device=holder.device,
-        site=_site(blocks),
+        site=_blocks.main_site(blocks),
         in_thread=_in_thread(blocks, births, thread),
         advice=holder.advice,
         parts=holder.parts,
@@ -197,7 +197,7 @@ def _leak(holder, blocks, births, thread) -> Leak:
 def _plain(path, kind, advice, device, blocks, births, thread) -> Leak:
     n_bytes = sum(block.bytes for block in blocks)
     in_thread = _in_thread(blocks, births, thread)
-    return Leak(path, (path,), kind, "", n_bytes, len(blocks), device, _site(blocks), in_thread, advice)
+    return Leak(path, (path,), kind, "", n_bytes, len(blocks), device, _blocks.main_site(blocks), in_thread, advice)
 
 
 def _of_error(leak, error) -> Leak:
@@ -205,7 +205,7 @@ def _of_error(leak, error) -> Leak:
     mark = leak.path.find("at ")
     path = f"{type(error).__name__} on its way" + (f", {leak.path[mark:]}" if mark >= 0 else "")
     advice = "The traceback keeps the locals of the calls that failed until the exception is handled and forgotten."
-    values = {name: getattr(leak, name) for name in leak.__slots__}
+    values = fields(leak)
     return Leak(**values | {"path": path, "paths": (path,), "kind": "traceback", "advice": advice})
 
 
@@ -214,16 +214,6 @@ def _in_thread(blocks, births, thread):
     if thread is None or None in told or not told:
         return None
     return told == {thread}
-
-
-def _site(blocks):
-    """The line that allocated most of some blocks."""
-    sizes: dict = {}
-    for block in blocks:
-        place = _blocks.site_of(block)
-        if place is not None:
-            sizes[place] = sizes.get(place, 0) + block.bytes
-    return max(sizes, key=sizes.__getitem__) if sizes else None
 
 
 def storage_of(tensor):

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from unhand._answer import Answer
+from unhand._answer import Answer, fields
 from unhand._native import format_bytes
 
 KINDS = {
@@ -74,7 +74,7 @@ class Grower:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain = fields(self)
         plain["paths"] = list(self.paths)
         return plain
 
@@ -104,7 +104,7 @@ class Forecast:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return fields(self)
 
     def __str__(self):
         return f"memory runs out in {_about(self.steps)} steps, {format_bytes(self.room_bytes)} from here"
@@ -156,7 +156,7 @@ class Verdict(Answer):
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields, and the version of their layout."""
-        plain = {name: getattr(self, name) for name in self.__slots__}
+        plain = fields(self)
         plain["growers"] = [grower.to_dict() for grower in self.growers]
         plain["forecast"] = self.forecast.to_dict() if self.forecast is not None else None
         return {"schema_version": 1, **plain}

@@ -9,6 +9,7 @@ from peft.utils.other import AuxiliaryTrainingWrapper
 from torch import nn
 
 from unhand import _floor
+from unhand._answer import fields
 from unhand._free import Freed
 from unhand._native import format_bytes
 
@@ -30,7 +31,7 @@ class Adapter:
 
     def to_dict(self) -> dict:
         """Plain values, with the names of the fields."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        return fields(self)
 
     def __str__(self):
         state = "active" if self.is_active else "not active"
